@@ -17,7 +17,7 @@ import typed
 import yaml
 from lightkube.models.batch_v1 import JobSpec
 
-from tokenformer_jax.cli import parse_flags, signatures
+from tokenformer_jax.cli import signatures
 from tokenformer_jax.cli import train as train_verb
 from tokenformer_jax.parallel import hosts
 from tokenformer_jax.runs import checkpoint, metrics
@@ -135,7 +135,7 @@ def test_train_knows_the_flags_that_it_is_given(given):
   with typed.own_flags():
     signatures.define(train_verb.main)
     hosts.define_flags()
-    assert parse_flags.parse(['train.py', *every]) == ['train.py']
+    assert signatures.parse(['train.py', *every]) == ['train.py']
 
 
 def test_a_tpu_is_copied_to_and_started_on_all_its_hosts(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from absl import flags
 
 from tokenformer_jax import config
-from tokenformer_jax.cli import config_flag, parse_flags
+from tokenformer_jax.cli import config_flag, signatures
 from tokenformer_jax.config import file
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.runs import saved_config
@@ -49,7 +49,7 @@ def load(tmp_path, monkeypatch):
     line = ['train.py', f'--config={tmp_path}/mine.py{variant}', *arguments]
     monkeypatch.setattr(sys, 'argv', line)
     config_flag.define('The config.')
-    parse_flags.parse(line)
+    signatures.parse(line)
     return config_flag.read()
 
   yield load

@@ -1,13 +1,13 @@
 """The config's keys in `train.py --help`."""
 
-from tokenformer_jax.cli import config_keys as keys
+from tokenformer_jax.cli import help_text
 from tokenformer_jax.config import names
 
 ALL = names.keys()
 
 
 def _listed(word: str = '') -> list[str]:
-  lines = keys.render(word).splitlines()
+  lines = help_text.render_keys(word).splitlines()
   return [line[2:].partition('=')[0] for line in lines if line.startswith('  ') and line[2] != ' ']
 
 
@@ -44,9 +44,9 @@ def test_every_key_is_in_the_list_of_its_kind():
 
 
 def test_the_keys_of_a_model_fit_on_a_screen():
-  assert len(keys.render('model').splitlines()) < 50
-  assert len(keys.render('optim').splitlines()) < 50
-  lines = keys.render().splitlines()
+  assert len(help_text.render_keys('model').splitlines()) < 50
+  assert len(help_text.render_keys('optim').splitlines()) < 50
+  lines = help_text.render_keys().splitlines()
   assert max(map(len, lines)) <= 100, 'a line is wider than 100 columns'
   assert any(line.startswith('  train.steps=1000 ') for line in lines), lines
 
@@ -55,4 +55,4 @@ def test_a_word_narrows_the_list_to_the_keys_of_all_kinds_that_have_it():
   assert all('.mixer.' in path for path in _listed('mixer.'))
   assert 'optim.schedule.kind' in _listed('WSD') and 'train.decay_from' in _listed('wsd')
   assert 'model.patch' in _listed('patch')
-  assert keys.render('frobnicate') == ''
+  assert help_text.render_keys('frobnicate') == ''

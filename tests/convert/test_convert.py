@@ -16,7 +16,7 @@ from tiny import make_optimizer, tiny_model, two_kinds
 
 import tokenformer_jax
 from tokenformer_jax import config
-from tokenformer_jax.cli import convert, parse_flags
+from tokenformer_jax.cli import convert, signatures
 from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.config.groups import choose, first, named_groups
 from tokenformer_jax.config.projections import grown_model
@@ -269,7 +269,7 @@ def _convert(*arguments):
   convert.define_flags(argv)
   flags.FLAGS.set_gnu_getopt()  # Flags may follow the action, whatever ran in this process before.
   try:
-    convert.main(parse_flags.parse(argv))
+    convert.main(signatures.parse(argv))
   finally:
     for name in set(flags.FLAGS) - known:
       delattr(flags.FLAGS, name)

@@ -127,6 +127,12 @@ def test_two_different_groups_are_printed_differently():
   assert list(map(repr, groups)) == ['8:8', '8:8:l2_norm_gelu(gelu=tanh)']
 
 
+def test_blank_groups_are_one_group_and_a_colon_has_something_behind_it():
+  assert PattentionConfig(16, groups='  ') == PattentionConfig(16)
+  with pytest.raises(UserError, match="groups='16:' has '16:'; a group is TOKENS, TOKENS:REF"):
+    PattentionConfig(16, groups='16:')
+
+
 def test_an_open_reference_count_is_no_scale():
   with pytest.raises(UserError, match='has no reference count; see with_references'):
     groups.make(PattentionConfig(tokens=16).groups)

@@ -11,7 +11,7 @@ from growing import STEP, mesh_of, state_of
 from tiny_run import trainer
 
 from tokenformer_jax.cli import grow as command
-from tokenformer_jax.cli import parse_flags
+from tokenformer_jax.cli import signatures
 from tokenformer_jax.config import Config
 from tokenformer_jax.data import tokenizers
 from tokenformer_jax.grow import grow_run
@@ -42,7 +42,7 @@ def grow(*arguments: object) -> None:
   argv = ['grow', *map(str, arguments)]
   with typed.own_flags():
     command.define_flags(argv)
-    command.main(parse_flags.parse(argv))
+    command.main(signatures.parse(argv))
 
 
 def command_line(*arguments: object) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from absl import app, flags
 
-from tokenformer_jax.cli import parse_flags, signatures, verbs
+from tokenformer_jax.cli import signatures, verbs
 from tokenformer_jax.errors import arg
 
 _LIMIT = 120  # seconds for a command, which would train for hours if a mistake went unnoticed
@@ -35,7 +35,7 @@ def run(main: Callable[..., Any], *arguments: object, **options: Any) -> Any:
   """Call the function of a command with a command line; `options` are as for `cli.command`."""
   with own_flags():
     signatures.define(main, **options)
-    words = parse_flags.parse(['command', *map(str, arguments)])
+    words = signatures.parse(['command', *map(str, arguments)])
     return main(*words[1:], **signatures.given(main, **options))
 
 

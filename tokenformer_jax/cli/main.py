@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from absl import app, flags, logging
 
-from tokenformer_jax.cli import help_text, parse_flags, signatures
+from tokenformer_jax.cli import help_text, signatures
 from tokenformer_jax.errors import UserError, arg
 from tokenformer_jax.parallel import hosts, messages
 
@@ -165,6 +165,6 @@ def _flags_parser(
       name, _, word = argument.lstrip('-').partition('=')
       if name == 'help' and word and argument.startswith('-'):
         _print_help(help_text.render_matches(word, more_help(word) if more_help else ''))
-    return parse_flags.parse(argv)
+    return signatures.parse(argv)
 
   return parse

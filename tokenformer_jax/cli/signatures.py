@@ -1,21 +1,24 @@
-"""Make flags from a function: one for each argument, by its annotation, default and docstring.
+"""Make flags from a function, one for each argument, and read the values of a command line.
 
-The function serves Python, and the command that calls it. `arguments.convert` checks the values of
-both. In a flag, a list is `A,B` and a dict of numbers is `A=1,B=2`. An argument of type `Config` is
---config with its overrides, and `*arguments` are the words that are no flags.
+A flag has the type, the default and the meaning of its argument in the docstring. The function
+serves Python, and the command that calls it. `arguments.convert` checks the values of both. In a
+flag, a list is `A,B` and a dict of numbers is `A=1,B=2`. An argument of type `Config` is --config
+with its overrides, and `*arguments` are the words that are no flags.
 """
 
 import inspect
+import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from absl import flags
 
+from tokenformer_jax import config
 from tokenformer_jax.cli import config_flag, help_text
 from tokenformer_jax.config import Config, arguments
 from tokenformer_jax.config.projections import counts_from_text
-from tokenformer_jax.errors import UserError, nearest
+from tokenformer_jax.errors import UserError, misspelt, nearest
 
 Function = Callable[..., Any]
 
@@ -79,6 +82,23 @@ def given(
   names = {*_parameters(function, without), *(_parameters(like, without) if like else ())}
   present = [name for name in names if flags.FLAGS[name].present]
   return {n: config_flag.read() if n == 'config' else flags.FLAGS[n].value for n in present}
+
+
+def parse(argv: Sequence[str]) -> list[str]:
+  """Parse the flags of `argv`, and return the other arguments."""
+  if 'config' in flags.FLAGS:
+    argv = [argv[0], *config_flag.take_overrides(argv[1:])]
+  try:
+    words = flags.FLAGS(argv)
+  except flags.UnrecognizedFlagError as error:
+    raise UserError(_unknown_flag(error.flagname)) from error
+  except (flags.Error, ValueError) as error:  # ValueError: a value for --noNAME
+    raise UserError(_absl_sentence(error)) from error
+  for word in words[1:]:
+    name = re.match(r'[‐-―−]*(config(?=\.)|\w+(?==))', word)
+    if name and name[1] in flags.FLAGS and not os.path.exists(word):
+      raise UserError(f'{word!r} is no flag; did you mean --{word.lstrip("‐‑‒–—―−")}?')
+  return words
 
 
 def with_defaults(function: Function, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,3 +213,35 @@ def _number(kind: type, text: str) -> Any:
     return kind(text)
   except ValueError:
     return None
+
+
+def _unknown_flag(name: str) -> str:
+  """Return the sentence for an unknown flag, which may be the last part of a config's key."""
+  action, of_others = Actions.current
+  if name in of_others:
+    return f'--{name} has no meaning for {action}; leave it out'
+  known = [flag.name for flag in help_text.own_flags()]
+  plain = name.replace('-', '_').lower()
+  if plain in known:
+    return f'--{name} is unknown; did you mean --{plain}?'
+  keys = config.keys_named(plain) if 'config' in known else []
+  if keys and (plain == keys[0].rpartition('.')[2] or not misspelt(name, known)):
+    return f'--{name} is unknown; did you mean {config.any_of(keys, name, "--config.{}")}?'
+  if near := misspelt(name, known):
+    return f'--{name} is unknown; did you mean --{near}?'
+  return f'--{name} is unknown; --help lists the flags'
+
+
+def _absl_sentence(error: Exception) -> str:
+  """Return one sentence for an error that absl or ml_collections raises for a flag."""
+  text = ' '.join(str(error).split())
+  if missing := re.search(r'Flag --(\S+) must have a value other than None', text):
+    return f'--{missing[1]} is missing: {help_text.meaning(missing[1])}'
+  if missing := re.search(r'Missing value for flag -*(\S+)', text):
+    return f'--{missing[1]} has no value; give --{missing[1]}=VALUE'
+  if wrong := re.match(r'flag --(\w+)=(.*?): ', text):
+    parser = flags.FLAGS[wrong[1]].parser if wrong[1] in flags.FLAGS else None
+    is_bool = isinstance(parser, flags.BooleanParser)
+    allowed = 'true or false' if is_bool else getattr(parser, 'syntactic_help', '')
+    return f'--{wrong[1]}={wrong[2]}: it must be {allowed}' if allowed else text[5:]
+  return text

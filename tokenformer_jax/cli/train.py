@@ -17,7 +17,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tokenformer_jax.cli import config_flag, config_keys, heap, outputs
+from tokenformer_jax.cli import config_flag, heap, help_text, outputs
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.config import Config
 from tokenformer_jax.config.arguments import Natural, Path
@@ -88,10 +88,10 @@ def _default_config(workdir: Path | None) -> str:
 
 
 def _help_of_keys(word: str) -> str:
-  """Return the part of --help about the config's keys: see `config_keys.render`."""
+  """Return the part of --help about the config's keys: see `help_text.render_keys`."""
   title = '\nKeys, with the defaults that config files start from: --config.KEY=VALUE\n'
   if word:
-    keys = config_keys.render(word)
+    keys = help_text.render_keys(word)
     return keys and title + keys
   narrower = '--help=optim lists the keys of a group, --help=WORD those that have a word.\n'
-  return f'{title}{narrower}\n{config_keys.render()}'
+  return f'{title}{narrower}\n{help_text.render_keys()}'

@@ -14,7 +14,7 @@ from tokenformer_jax.config.section import Bool, Int, OneOf, Str, adapter, key, 
 from tokenformer_jax.errors import UserError, nearest
 
 _GROUP = re.compile(
-  r'([0-9]{1,13})(?::([0-9]{0,13}))?'  # tokens and τ²
+  r'([0-9]{1,13})(?::([0-9]{1,13}|(?=:)))?'  # tokens and τ²
   r'(?::([a-z0-9_]{1,40}))?'  # the kind of a score
   r'(?:\*([0-9]{1,4}))?'  # the number of such groups
 )
@@ -146,8 +146,8 @@ _Records = tuple[TokenGroup, ...]
 
 
 def _as_given(value: Any) -> Any:
-  """Return the short text of groups as it is, and records validated."""
-  return value if isinstance(value, str) else adapter(_Records).validate_python(value)
+  """Return the short text of groups, and records validated."""
+  return value.strip() if isinstance(value, str) else adapter(_Records).validate_python(value)
 
 
 @section
@@ -172,7 +172,7 @@ class PattentionKeys:
 
   def records(self, written: Collection[str]) -> _Records:
     """Return the groups that the keys describe. Keys that are not in `written` are defaults."""
-    if isinstance(self.groups, str) and self.groups.strip():
+    if isinstance(self.groups, str) and self.groups:
       groups = _parse_groups(self.groups, self)
       _check_agrees(groups, self.groups, self, written)
       return groups
