@@ -2,6 +2,7 @@
 
 import ast
 import collections
+import csv
 import dataclasses
 import functools
 import itertools
@@ -232,6 +233,14 @@ def test_the_files_of_a_picture_exist(picture):
   files = re.findall(r'>((?:\w+/)+\w+\.py)<', text)
   assert len(files) >= 10
   assert not [name for name in files if not (PACKAGE / name).is_file()]
+
+
+def test_the_planned_steps_of_the_page_are_those_of_their_csv():
+  page = (tiny_run.ROOT / 'docs/planned_speed.md').read_text()
+  table = [line.strip('|').split(' | ') for line in page.splitlines() if line.startswith('| lm_')]
+  with (tiny_run.ROOT / 'benchmarks/planned/pods.csv').open() as file:
+    rows = [(*row[5:9],) for row in csv.reader(file)][1:]
+  assert [tuple(cell.strip() for cell in row[4:]) for row in table] == rows
 
 
 def test_one_training_step_is_ten_files():
