@@ -64,7 +64,7 @@ def _texts(loaded: trained.Trained, length: int) -> Iterator[np.ndarray]:
     dataclasses.replace(loaded.config, data=data, train=train), loaded.meta.tokenizer
   )
   task.prepare()
-  yield from task.validation_batches(range(ROWS))
+  yield from task.validation_parts(range(ROWS))['']
 
 
 def _cut(batch: np.ndarray, short: int, length: int) -> np.ndarray:

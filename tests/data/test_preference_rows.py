@@ -122,7 +122,7 @@ def test_an_epoch_has_each_pair_once_and_whole(tmp_path):
   config = _config(tmp_path, rows, data__sequence_length=64, data__batch_size=3)
   task = tasks.make(complete(config))
   task.prepare()
-  validation = [row for batch in task.validation_batches(range(3)) for row in batch]
+  validation = [row for batch in task.validation_parts(range(3))[''] for row in batch]
   held_out = [row for row in validation if (row != -1).any()]
   assert task.examples + len(held_out) == 9
   with contextlib.closing(task.train_batches(range(task.examples), 0, 1)) as batches:

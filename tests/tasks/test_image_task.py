@@ -172,7 +172,7 @@ def folder(tmp_path):
 def test_bad_images_are_named_once_and_counted(folder, capsys):
   task = folder()
   for _ in range(2):
-    assert sum(np.sum(batch['labels'] >= 0) for batch in task.validation_batches(range(12))) == 20
+    assert sum(np.sum(batch['labels'] >= 0) for batch in task.validation_parts(range(12))['']) == 20
   assert len(list(task.train_batches(range(12), 0, 6))) == 6  # two epochs
   said = capsys.readouterr().err
   assert said.count('bee/1.JPG is left out') == 1 and said.count('ant/0.png is left out') == 1
@@ -195,7 +195,7 @@ def test_a_batch_of_nothing_but_bad_images_is_fatal(folder, tmp_path):
   with pytest.raises(
     UserError, match=r'none of the 12 images of a batch can be used.*UnidentifiedI'
   ):
-    list(folder().validation_batches(range(12)))
+    list(folder().validation_parts(range(12))[''])
 
 
 class Failing:
@@ -219,10 +219,10 @@ def test_images_that_cannot_be_read_for_a_while_are_read_later(
   (tmp_path / 'sets/val/bee/1.JPG').unlink()
   monkeypatch.setattr(retry, 'PAUSES', (0.0,) * 3)
   task = folder(on_bad_image=on_bad_image)
-  want = list(task.validation_batches(range(12)))
+  want = list(task.validation_parts(range(12))[''])
   failing = Failing(error, times=2)
   monkeypatch.setattr(Path, 'read_bytes', lambda path: failing(path))
-  got = list(task.validation_batches(range(12)))
+  got = list(task.validation_parts(range(12))[''])
   assert sum(failing.failed.values()) == 40, 'the test made nothing fail'
   for a, b in zip(want, got, strict=True):
     np.testing.assert_array_equal(a['images'], b['images'], err_msg='images were left out')
@@ -245,7 +245,7 @@ def test_a_disk_that_stays_away_ends_the_run_so_that_it_can_be_started_again(
 def test_bad_images_are_fatal_if_they_are_to_be(folder):
   task = folder(on_bad_image='fail')
   with pytest.raises(UserError, match=r'bee/1\.JPG cannot be used .*on_bad_image=skip'):
-    list(task.validation_batches(range(12)))
+    list(task.validation_parts(range(12))[''])
 
 
 def test_sizes_are_those_of_the_data(folder):

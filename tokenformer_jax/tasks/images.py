@@ -191,7 +191,7 @@ class ImageTask(Task):
     )
     return self._report_bad('train', batches, first_step)
 
-  def validation_batches(self, rows: Sequence[int]) -> Iterator[Batch]:
+  def validation_parts(self, rows: Sequence[int]) -> dict[str, Iterator[Batch]]:
     split, size = self._set.validation, self._views.data.batch_size
     batches = image_order.Batches(
       split=split,
@@ -200,7 +200,7 @@ class ImageTask(Task):
       rows=rows,
       numbers=order.spread(self.config.train.eval_batches, math.ceil(len(split) / size)),
     )
-    return self._report_bad('validation', batches)
+    return {'': self._report_bad('validation', batches)}
 
   def held_out(
     self, vocabulary: dict[str, Any], count: int, first: int = 0, *, repeat: bool = True

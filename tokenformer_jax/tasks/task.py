@@ -189,15 +189,11 @@ class Task(abc.ABC):
     """
 
   @abc.abstractmethod
-  def validation_batches(self, rows: Sequence[int]) -> Iterator[Batch]:
-    """Return this host's rows of the validation batches: every example once."""
-
   def validation_parts(self, rows: Sequence[int]) -> dict[str, Iterator[Batch]]:
-    """Return the validation batches of each part with figures of its own, by its name.
+    """Return this host's rows of the validation batches of each part with figures of its own.
 
-    The only part of a split without parts is ''.
+    Every example comes once. The only part of a split without parts is ''.
     """
-    return {'': self.validation_batches(rows)}
 
   @abc.abstractmethod
   def held_out(

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Self
@@ -168,9 +167,6 @@ class TextTask(Task):
     position: order.Position = order.BEGINNING,
   ) -> Generator[np.ndarray, None, None]:
     return self._data.train_batches(rows, first_step, last_step, position)
-
-  def validation_batches(self, rows: Sequence[int]) -> Iterator[np.ndarray]:
-    return itertools.chain(*self.validation_parts(rows).values())
 
   def validation_parts(self, rows: Sequence[int]) -> dict[str, Iterator[np.ndarray]]:
     return self._data.validation_parts(rows, self.config.train.eval_batches)

@@ -182,6 +182,20 @@ def test_a_model_that_would_be_drawn_otherwise_is_the_same_model(make, tmp_path)
   prepared(make(model__init__std=0.5), tmp_path / 'run')
 
 
+@pytest.mark.parametrize('kind', ['lm', 'vit'])
+def test_a_model_of_another_kind_is_refused_by_its_kind(make, tmp_path, kind):
+  configs = {'lm': make(), 'vit': tiny_run.vit_config()}
+  other = 'vit' if kind == 'lm' else 'lm'
+  for name, config in configs.items():
+    save_run(config, tmp_path / name)
+  config = from_run(configs[kind], tmp_path / other)
+  if kind == 'lm':
+    distill = dataclasses.replace(config.distill, teacher=str(tmp_path / 'lm'))
+    config = dataclasses.replace(config, distill=distill)
+  assert f'model.kind is {other!r} in the source' in refusal(config, tmp_path / 'next')
+  assert f'model.kind is {other!r} there' in refusal(configs[kind], tmp_path / other)
+
+
 # The place in the data.
 
 
