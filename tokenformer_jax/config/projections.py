@@ -145,13 +145,13 @@ def grown_model(model: ModelConfig, counts: Mapping[str, int], config: GrowConfi
   A matrix without tokens gets a first group. Fewer tokens are those of the first groups. All
   reference counts of `model` must be filled in.
   """
-  how, resizing = config.method, config.method.scale == 'resize'
+  method, resizing = config.method, config.method.scale == 'resize'
 
   def grown(name: str, old: PattentionConfig, count: int) -> PattentionConfig:
     before = old.groups
-    if count > old.tokens and how.kind == 'group' and not is_of_experts(name):
+    if count > old.tokens and method.kind == 'group' and not is_of_experts(name):
       added = count - old.tokens
-      score = score_like(old.score, how.new_score) if how.new_score else old.score
+      score = score_like(old.score, method.new_score) if method.new_score else old.score
       return from_groups((*before, TokenGroup(added, added, score)))
     groups = []
     for was, now in zip(before, resized(old, count).groups, strict=False):
@@ -164,7 +164,7 @@ def grown_model(model: ModelConfig, counts: Mapping[str, int], config: GrowConfi
   }
   for name in matrices(model):
     if count := counts.get(name):
-      score = SCORES[how.new_score]() if how.new_score else L2NormGELU()
+      score = SCORES[method.new_score]() if method.new_score else L2NormGELU()
       new[name] = PattentionConfig(count, count, score)
   return with_pattentions(model, new)
 

@@ -127,18 +127,18 @@ def grow(
     'noise': noise,
   }
   given = {key: value for key, value in keys.items() if value is not None}
-  how = growth(method, moments=moments, step=step, seed=seed, place=place, **given)
+  config = growth(method, moments=moments, step=step, seed=seed, place=place, **given)
   if experts is None and (expert_tokens or top_k):
     name = 'expert_tokens' if expert_tokens else 'top_k'
     raise UserError(f'{arg[name]} has an effect only with {arg.experts}=N; leave it out')
-  new = parent.derive(target, how)
+  new = parent.derive(target, config)
   more = None
   if experts is not None:
     counts = experts_lib.named_counts(new.before, experts, arg.experts)
     more = experts_lib.Wanted(counts, expert_tokens, top_k)
   sizes = {'width': width, 'heads': heads, 'ffn_width': ffn_width}
-  after = plan.larger_model(new.before, how, param_tokens, sizes, more, layers, pattern)
-  steps = plan.check(new.before, after, how)
+  after = plan.larger_model(new.before, config, param_tokens, sizes, more, layers, pattern)
+  steps = plan.check(new.before, after, config)
   plan.check_no_duplicated_layers(steps, new.meta.lineage, new.meta.step)
   reason, one = plan.inexact(steps), range(1)
   if reason:
@@ -301,8 +301,8 @@ def shrink(
     raise UserError(f'shrink needs either {arg.param_tokens} or {arg.experts}, the numbers to keep')
   if experts is not None and scale:
     arguments.needs_value('param_tokens=NAME=N', False, scale=scale)
-  how = growth('zero_keys', scale=scale or 'keep', moments=moments, step=step)
-  new = parent.derive(target, how)
+  config = growth('zero_keys', scale=scale or 'keep', moments=moments, step=step)
+  new = parent.derive(target, config)
   if experts is not None:
     return _shrink_experts(new, experts, examples)
   return _shrink_tokens(new, param_tokens or {}, examples)

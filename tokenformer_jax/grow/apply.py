@@ -65,11 +65,11 @@ class Growth:
   Args:
     model: the model of the old state.
     steps: from it to another model; none keeps every array.
-    how: the seed of the draws, and how to treat moments and counters.
+    grow: the seed of the draws, and how to treat moments and counters.
   """
 
-  def __init__(self, model: ModelConfig, steps: Steps, how: GrowConfig):
-    self._steps, self._how = steps, how
+  def __init__(self, model: ModelConfig, steps: Steps, grow: GrowConfig):
+    self._steps, self._grow = steps, grow
     self.before = models.define(model)
     self.after = models.define(steps[-1].after) if steps else self.before
     self._recipes: dict[tuple[str, Path], Recipe] = {}
@@ -105,7 +105,7 @@ class Growth:
       return new
 
     jax.eval_shape(make, self.before.abstract, jax.ShapeDtypeStruct((), jnp.uint32))
-    unchanged = unchanged and not (name and self._how.moments == 'drop')
+    unchanged = unchanged and not (name and self._grow.moments == 'drop')
     return Recipe(name, path, tuple(reads), tuple(draws), tuple(data), unchanged)
 
   def _view(
@@ -118,7 +118,7 @@ class Growth:
     """Return the arrays after all steps; statistics have the shapes of their parameters."""
 
     def keys(path: Path) -> jax.Array:
-      return drawing_key(self._how.seed, salt_at(path))
+      return drawing_key(self._grow.seed, salt_at(path))
 
     arrays = old
     for number, step in enumerate(self._steps):
@@ -152,7 +152,7 @@ class Growth:
     new = view(recipe.path)
     if not name:
       return new
-    if self._how.moments == 'drop':
+    if self._grow.moments == 'drop':
       return jnp.zeros_like(statistics.reduce(name, new))
     return statistics.reduce(name, statistics.with_history(name, new))
 
@@ -187,16 +187,16 @@ class Growth:
     return not optimizers.is_kept(name, lookup(self.after.info, path), known)
 
   def map_state(self, f: Callable[[str, Params], Params], state: State) -> State:
-    """Map the trees of parameters and statistics, and set the counters that `how` restarts."""
-    how = self._how
+    """Map the trees of parameters and statistics, and set the counters that `grow` restarts."""
+    grow = self._grow
 
     def map_count(part: Any, count: jax.Array) -> jax.Array:
       is_rate = isinstance(part, optax.ScaleByScheduleState)  # the count of the learning rate
-      restarts = how.step == 'restart' if is_rate else how.moments == 'drop'
+      restarts = grow.step == 'restart' if is_rate else grow.moments == 'drop'
       return jnp.zeros_like(count) if restarts else count
 
     counters = {k: value for k, value in state.items() if k not in (*_PARAMETERS, 'opt_state')}
-    if how.step == 'restart':
+    if grow.step == 'restart':
       counters = jax.tree.map(jnp.zeros_like, counters)
     return {
       **{name: f('', state[name]) for name in _PARAMETERS if name in state},
@@ -205,7 +205,7 @@ class Growth:
     }
 
 
-def grow_state(state: State, model: ModelConfig, steps: Steps, how: GrowConfig) -> State:
+def grow_state(state: State, model: ModelConfig, steps: Steps, grow: GrowConfig) -> State:
   """Return the state after the steps; it has the optimizer's structure.
 
   The function is pure. Under jit with the target's shardings (`step.state_shardings`), no host or
@@ -215,9 +215,9 @@ def grow_state(state: State, model: ModelConfig, steps: Steps, how: GrowConfig) 
     state: from a run of `model` (see `step.initial_state`), with any optimizer.
     model: the model of the state.
     steps: see `Growth`.
-    how: see `Growth`.
+    grow: see `Growth`.
   """
-  growth = Growth(model, steps, how)
+  growth = Growth(model, steps, grow)
   return growth.map_state(growth.make_tree, state)
 
 

@@ -41,7 +41,7 @@ _READ_BY_TOKENS = (
 )
 
 
-def check(source: Source, added: Source, how: GrowConfig) -> ModelConfig:
+def check(source: Source, added: Source, grow: GrowConfig) -> ModelConfig:
   """Return the model after a merge that can be made; warn if tokens get another scale."""
   ours, theirs, lineage = source.meta.config.model, added.meta.config.model, added.meta.lineage
   if lineage and lineage[-1].adds:
@@ -53,7 +53,7 @@ def check(source: Source, added: Source, how: GrowConfig) -> ModelConfig:
       'both models; merge the tokens that a growth added to it (grow extract)'
     )
   check_not_twice(source.meta, source.directory, added.meta, added.directory)
-  after = merged_model(ours, added.meta, how)
+  after = merged_model(ours, added.meta, grow)
   check_new_tokens_train(ours, after)
   if note := other_scale(ours, theirs, own_groups(ours, added.meta)):
     messages.say(note)

@@ -37,7 +37,7 @@ _CHANGES: dict[type[Step], str] = {
 
 def larger_model(
   model: ModelConfig,
-  how: GrowConfig,
+  grow: GrowConfig,
   param_tokens: Mapping[str, int] | None,
   sizes: Mapping[str, int | None],
   more: experts.Wanted | None,
@@ -50,12 +50,12 @@ def larger_model(
   """
   wide = {name: size for name, size in sizes.items() if size is not None}
   deeper = not (more is layer_count is pattern is None)
-  after = _wider(model, how, param_tokens, wide, deeper=deeper)
+  after = _wider(model, grow, param_tokens, wide, deeper=deeper)
   after = layers.wanted(experts.wanted(after, more) if more else after, layer_count, pattern)
   if after == model:
-    kind = how.method.kind
+    kind = grow.method.kind
     needs = f'say what is to be larger, by {arg.param_tokens}=qkv=N,proj=N,ffn=N'
-    if not how.method.adds_tokens:
+    if not grow.method.adds_tokens:
       size = 'ffn_width' if kind == 'neurons' else 'width'
       needs = f'method={kind} needs {arg[size]}=N'
     raise UserError(
@@ -67,45 +67,45 @@ def larger_model(
 
 def _wider(
   model: ModelConfig,
-  how: GrowConfig,
+  grow: GrowConfig,
   param_tokens: Mapping[str, int] | None,
   wide: Mapping[str, int],
   *,
   deeper: bool,
 ) -> ModelConfig:
   """Return the model with other sizes of its layers; `deeper`: layers or experts are added too."""
-  if not how.method.adds_tokens:
+  if not grow.method.adds_tokens:
     if param_tokens is not None:
       raise UserError(
-        f'{arg.param_tokens} is not for method={how.method.kind}, which takes {arg.width}=N'
+        f'{arg.param_tokens} is not for method={grow.method.kind}, which takes {arg.width}=N'
       )
     if deeper and not wide:
       return model
-    check_method(model, how.method.kind)
+    check_method(model, grow.method.kind)
     return widen.resized(model, **wide)
   if not deeper:
-    check_method(model, how.method.kind)
+    check_method(model, grow.method.kind)
   if wide:
     raise UserError(
       f'{arg[next(iter(wide))]} is for the methods that widen a Transformer; method='
-      f'{how.method.kind} adds parameter tokens ({arg.param_tokens}=qkv=N,proj=N,ffn=N); choose '
+      f'{grow.method.kind} adds parameter tokens ({arg.param_tokens}=qkv=N,proj=N,ffn=N); choose '
       f'neurons for {arg.ffn_width}, or net2net, net2net_fill or hypercloning'
     )
   counts = {}
   if param_tokens is not None:
-    first = how.method.kind == 'group'
+    first = grow.method.kind == 'group'
     counts = named_counts(model, param_tokens, arg.param_tokens, first=first)
-  return grown_model(model, counts, how)
+  return grown_model(model, counts, grow)
 
 
-def plan_growth(source: ModelConfig, target: ModelConfig, how: GrowConfig) -> Steps:
+def plan_growth(source: ModelConfig, target: ModelConfig, grow: GrowConfig) -> Steps:
   """Return the steps from a model to a larger one, which `check` checks.
 
   Tokens are added first, then experts, then layers.
   """
   shallow = matching.shallow(source, target)
   narrow = experts.narrow(source, shallow)
-  method = how.method
+  method = grow.method
   steps: list[Step] = []
   if narrow != source:
     pair = source, narrow
@@ -120,43 +120,44 @@ def plan_growth(source: ModelConfig, target: ModelConfig, how: GrowConfig) -> St
     elif method.kind == 'net2net_fill':
       steps.append(widen.FillBlocks(*pair))
     else:
-      steps.append(widen.CopyUnits(*pair, method.kind, method.noise, how.seed))
+      steps.append(widen.CopyUnits(*pair, method.kind, method.noise, grow.seed))
   if shallow != narrow:
     steps.append(experts.AddExperts(narrow, shallow))
   if source.repeats != target.repeats:
     base = matching.routed(matching.with_first_tokens(source, narrow), shallow)
-    steps.append(layers.AddLayers(shallow, target, how.place, base))
+    steps.append(layers.AddLayers(shallow, target, grow.place, base))
   return tuple(steps)
 
 
-def check(source: ModelConfig, target: ModelConfig, how: GrowConfig) -> Steps:
+def check(source: ModelConfig, target: ModelConfig, grow: GrowConfig) -> Steps:
   """Return the steps of a growth that can be made."""
-  steps = plan_growth(source, target, how)
+  steps = plan_growth(source, target, grow)
   check_new_tokens_train(source, target)
   if steps and _CHANGES[type(steps[0])] in ('more_tokens', 'wider'):
     resized = steps[0].after
     seeded = matching.with_first_tokens(source, resized)
-    check_method(seeded, how.method.kind)
+    check_method(seeded, grow.method.kind)
     if seeded != source:
-      _check_first_tokens(source, seeded, how, others=seeded != resized)
-    by_tokens = how.method.adds_tokens
+      _check_first_tokens(source, seeded, grow, others=seeded != resized)
+    by_tokens = grow.method.adds_tokens
     keys = ('tokens', 'reference', 'groups') if by_tokens else ('width', 'heads', 'kv_heads')
     for path, new, old in config_lib.differences(resized, seeded, 'model.'):
       if path.rpartition('.')[2] not in keys:
         raise UserError(
-          f'{path} is {old!r} in the source and {new!r} in the target; growth by {how.method.kind} '
-          f'changes {", ".join(keys[:-1])} and {keys[-1]}, and adds experts and layers, only'
+          f'{path} is {old!r} in the source and {new!r} in the target; growth by '
+          f'{grow.method.kind} changes {", ".join(keys[:-1])} and {keys[-1]}, and '
+          'adds experts and layers, only'
         )
-  _check_keys(how, {_CHANGES[type(step)] for step in steps})
+  _check_keys(grow, {_CHANGES[type(step)] for step in steps})
   for step in steps:
     step.check()
   return steps
 
 
-def _check_keys(how: GrowConfig, changes: set[str]) -> None:
+def _check_keys(grow: GrowConfig, changes: set[str]) -> None:
   """Check that the keys of a growth with these changes go together."""
-  method, resizes = how.method, 'more_tokens' in changes or 'wider' in changes
-  if method.copies and how.place == 'copies' and resizes and 'deeper' in changes:
+  method, resizes = grow.method, 'more_tokens' in changes or 'wider' in changes
+  if method.copies and grow.place == 'copies' and resizes and 'deeper' in changes:
     raise UserError(
       f'{method.kind} makes copies that differ only in what they add, which place=copies sets to '
       'zero in new layers, so that they would stay equal for ever; use place=between or behind, or '
@@ -168,7 +169,7 @@ def _check_keys(how: GrowConfig, changes: set[str]) -> None:
     'method': (resizes, 'new tokens or a larger width'),
     'place': ('deeper' in changes, 'new layers'),
   }
-  for path, value, _ in config_lib.differences(how, GrowConfig()):
+  for path, value, _ in config_lib.differences(grow, GrowConfig()):
     section, _, key = path.partition('.')
     is_used, made = used.get(section, (True, ''))
     if not is_used:
@@ -177,21 +178,21 @@ def _check_keys(how: GrowConfig, changes: set[str]) -> None:
 
 
 def _check_first_tokens(
-  source: ModelConfig, seeded: ModelConfig, how: GrowConfig, *, others: bool
+  source: ModelConfig, seeded: ModelConfig, grow: GrowConfig, *, others: bool
 ) -> None:
   """Check the method and the keys of a growth that adds the first tokens of matrices.
 
   `others` says whether it adds tokens to others as well.
   """
-  if how.method.kind != 'group':
+  if grow.method.kind != 'group':
     name = next(name for name in matrices(source) if name in pattentions(seeded))
     raise UserError(
-      f'{name} has no parameter tokens in the source, and method={how.method.kind} adds tokens to '
+      f'{name} has no parameter tokens in the source, and method={grow.method.kind} adds tokens to '
       'those that are there; use method=group, which adds a first group beside its matrix'
     )
-  if not others and how.method.new_keys != 'init':
+  if not others and grow.method.new_keys != 'init':
     raise UserError(
-      f'new_keys={how.method.new_keys} is for new tokens of a projection that has some, and these '
+      f'new_keys={grow.method.new_keys} is for new tokens of a projection that has some, and these '
       'are the first ones beside matrices; leave it out'
     )
 
@@ -222,9 +223,9 @@ def check_no_duplicated_layers(steps: Steps, lineage: Lineage, step: int) -> Non
   for ancestor in reversed(lineage):
     if ancestor.first_step != step:
       return
-    how, step = ancestor.grow, ancestor.step
-    copies = how.method.copies or how.method.new_keys == 'copies'
-    if copies and not how.method.noise:
+    grow, step = ancestor.grow, ancestor.step
+    copies = grow.method.copies or grow.method.new_keys == 'copies'
+    if copies and not grow.method.noise:
       raise UserError(
         f'the growth of {ancestor.source} made copies that differ only in what they add, which '
         'place=copies sets to zero in new layers, so that they could stay equal for ever; train '
