@@ -137,9 +137,9 @@ def parts(path: str, file: IO[bytes], separator: bytes) -> Iterator[bytes]:
   while chunk:
     chunk = file.read(_CHUNK_BYTES)
     waiting += chunk
-    while (found := waiting.find(separator, searched)) >= 0:
-      yield bytes(waiting[: found + len(separator)])
-      del waiting[: found + len(separator)]
+    while (start := waiting.find(separator, searched)) >= 0:
+      yield bytes(waiting[: start + len(separator)])
+      del waiting[: start + len(separator)]
       searched = 0
     searched = max(0, len(waiting) - len(separator) + 1)
     if len(waiting) > LONGEST_DOCUMENT:

@@ -254,11 +254,11 @@ def pack_rows(documents: Iterable[np.ndarray], size: int, lead: np.ndarray) -> I
       rows += [[led[i : i + size]] for i in range(0, len(led) - 1, size - 1)]
   rooms = sorted((size - len(start), row) for row, (start,) in enumerate(rows))
   for document in sorted(whole, key=len, reverse=True):
-    found = bisect.bisect_left(rooms, (len(document), 0))
-    if found == len(rooms):
+    smallest = bisect.bisect_left(rooms, (len(document), 0))
+    if smallest == len(rooms):
       rooms.append((size - len(lead), len(rows)))
       rows.append([lead])
-    room, row = rooms.pop(found)
+    room, row = rooms.pop(smallest)
     rows[row].append(document)
     bisect.insort(rooms, (room - len(document), row))
   for row in map(np.concatenate, rows):

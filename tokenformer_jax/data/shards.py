@@ -222,8 +222,8 @@ def open_store(path: paths.Path) -> Store:
       for start in [shard.splits['train'].tokens if split == 'validation' else 0]
       if shard.splits[split].tokens
     ]
-    how = {'marked': index.chat is not None, 'packed': index.packed, 'bounds': index.bounds}
-    splits[split] = Tokens(slices, index.dtype, **how)
+    marked, bounds = index.chat is not None, index.bounds
+    splits[split] = Tokens(slices, index.dtype, marked=marked, packed=index.packed, bounds=bounds)
   try:
     tokenizer = tokenizers.from_json(index.tokenizer)
   except (UserError, LookupError, TypeError, AttributeError) as error:

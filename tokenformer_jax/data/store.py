@@ -79,19 +79,23 @@ class StoreSpec:
     self, path: paths.Path, tokenizer: Tokenizer, *, bounds: bool = True
   ) -> list[ShardBuild]:
     """Return the builds of all shards, with `bounds` where an id does not tell documents apart."""
-    packed = self.config.is_packed  # One more value means no token.
+    config = self.config
+    packed = config.is_packed  # One more value means no token.
     chat = self.corpus.template is not None
     bounds &= chat or tokenizer.spells_boundary
     dtype = shards.token_dtype(tokenizer.size + packed, marked=chat, bounds=bounds)
-    how = {
-      'dtype': dtype.name,
-      'skip_bad': self.corpus.bad is not text.refuse,
-      'row': (self.config.sequence_length + 1) * packed,
-      'pairs': self.config.has_pairs,
-      'bounds': bounds,
-    }
     return [
-      ShardBuild(path, f'{i:05}', unit, self._key(unit, tokenizer, bounds), **how)
+      ShardBuild(
+        path,
+        f'{i:05}',
+        unit,
+        self._key(unit, tokenizer, bounds),
+        dtype.name,
+        skip_bad=self.corpus.bad is not text.refuse,
+        row=(config.sequence_length + 1) * packed,
+        pairs=config.has_pairs,
+        bounds=bounds,
+      )
       for i, unit in enumerate(self.corpus.units)
     ]
 

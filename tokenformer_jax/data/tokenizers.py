@@ -292,9 +292,8 @@ class HuggingFaceTokenizer(Tokenizer):
     return values
 
   def of_folder(self, ends: Sequence[int], rows: int) -> 'HuggingFaceTokenizer':
-    begin = _added_before(self._tokenizer)
-    how = {'named': self._named, 'begin': begin, 'ends': ends, 'rows': rows}
-    return HuggingFaceTokenizer(self._tokenizer, **how)
+    begin, named = _added_before(self._tokenizer), self._named
+    return HuggingFaceTokenizer(self._tokenizer, named=named, begin=begin, ends=ends, rows=rows)
 
 
 def _added_before(tokenizer: hf.Tokenizer) -> list[int]:

@@ -129,8 +129,8 @@ class Tokens:
       return self.gather(ranges, bounds=bounds)
     windows = stored
     if self._marked or self._bounds:
-      how = {'padded': self.packed, 'bounds': self._bounds}
-      windows = [marks.unpack(window, **how) for window in stored]
+      unpack = functools.partial(marks.unpack, padded=self.packed, bounds=self._bounds)
+      windows = [*map(unpack, stored)]
     return [*map(self._with_bounds, windows, stored)] if bounds else windows
 
   def _with_bounds(self, ids: np.ndarray, stored: np.ndarray) -> np.ndarray:
