@@ -72,3 +72,9 @@ def test_every_argument_has_a_type_and_a_bound(function):
       with pytest.raises(UserError, match=rf'^{argument}(\[0\])? (is|names) .*; it must '):
         arguments.convert(annotation, value, argument)
         pytest.fail(f'{argument}={value!r} is taken')
+
+
+def test_what_is_refused_once_is_refused_again(names):
+  for _ in range(2):
+    with pytest.raises(UserError, match='no layer of this model has full attention'):
+      names['learned'].generate('a', clip_positions=8)

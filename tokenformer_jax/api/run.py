@@ -249,102 +249,6 @@ class Run:
     self._check_is_language_model()
     return tokenizers.from_json(self.meta.tokenizer)
 
-  def _check_is_language_model(self) -> None:
-    checkpoint.check_is_language_model(self.meta, self.directory)
-
-  def _rows(self, inputs: Any) -> list[np.ndarray]:
-    """Return the token ids of a text, or of several."""
-    self._check_is_language_model()
-    return inputs_lib.rows_of_ids(inputs, self.tokenizer, self.meta.config.model.vocab_size)
-
-  # Keep what is loaded.
-
-  @functools.cached_property
-  def _model(self) -> Trained:
-    """Return the model on all devices."""
-    return trained.load(self.source, check=checkpoint.check_is_model)
-
-  @functools.cached_property
-  def _writer(self) -> Writer:
-    """Return the model's writer of texts."""
-    return Writer.from_trained(self._model)
-
-  def _with_clip(self, clip: int | None) -> Run:
-    """Return the same parameters with `positions.clip` (see `length.with_clip`); None: this."""
-    if clip is None:
-      return self
-    if clip not in self._clipped:
-      clipped = self._clipped[clip] = Run(self.directory, self.meta)
-      clipped._model = self._model.with_clip(clip)
-    return self._clipped[clip]
-
-  def _scorer(self, max_length: int | None, batch_size: int | None) -> Scorer:
-    """Return the scorer of rows: see `evaluation.make_scorer`."""
-    key = (max_length, batch_size)
-    if key not in self._scorers:
-      self._scorers[key] = evaluation.make_scorer(self._model, max_length, batch_size)
-    return self._scorers[key]
-
-  def _logits(self, batch: Batch, exact: bool) -> np.ndarray:
-    """Return the logits of a batch of the task.
-
-    Args:
-      batch: arrays with the leading axis B, of any length.
-      exact: whether to compute in float32 with products in full precision.
-    """
-    mesh, count = self._model.mesh, len(jax.tree.leaves(batch)[0])
-    if exact not in self._programs:
-      task = self._task(exact)
-      self._programs[exact] = jax.jit(
-        lambda params, batch: task.logits(params, batch)[0],
-        out_shardings=sharding.replicated(mesh),
-      )
-    precision = jax.default_matmul_precision('highest' if exact else None)
-    with jax.set_mesh(mesh), precision:
-      rows = buckets.rows(count)
-      padded = jax.tree.map(
-        lambda a: np.concatenate([a, np.zeros((rows - count, *a.shape[1:]), a.dtype)]), batch
-      )
-      sharded = jax.device_put(padded, sharding.batch_sharding(mesh))
-      logits = self._programs[exact](self._model.params, sharded)
-    return np.array(logits[:count], np.float32)
-
-  def _task(self, exact: bool = False) -> Task:
-    config = self._model.config
-    if exact:
-      return verify.exact_task(config, config.model)
-    # The training's attention kernel may be for another kind of device.
-    train = dataclasses.replace(config.train, attention='auto', remat='auto')
-    return tasks_lib.make(dataclasses.replace(config, train=train))
-
-  def _validate(self) -> dict[str, float]:
-    """Return the figures of the run's own validation data."""
-    task, eval_step = self._validation
-    mesh = self._model.mesh
-    rows = range(task.config.data.batch_size)
-    with jax.set_mesh(mesh):
-      return validation.figures(task, eval_step, {'': self._model.params}, rows, mesh)
-
-  @functools.cached_property
-  def _validation(self) -> tuple[Task, Callable[[Params, Batch], Any]]:
-    """Return the task with its data open, and its compiled evaluation step."""
-    model = self._model
-    config = self._task().config
-    with jax.set_mesh(model.mesh):
-      rows = buckets.rows(config.data.batch_size)
-    data = dataclasses.replace(config.data, batch_size=rows)
-    config = dataclasses.replace(config, data=data)
-    before = frozen_base(last_growth(model.meta.lineage, config.model), config)
-    record = model.meta.teacher if data.has_pairs else None
-    teacher = record and Teacher(record, checkpoint.open_source(record.source))
-    task = tasks_lib.make(
-      config, model.meta.tokenizer, teacher and teacher.meta.config.model, before
-    )
-    task.prepare()
-    step = step_lib.make_eval_step(task, model.mesh)
-    fixed = [teacher.read(model.mesh)] if teacher else []
-    return task, lambda params, batch: step(params, batch, *fixed)
-
   # Use the model.
 
   def generate(
@@ -764,6 +668,103 @@ class Run:
     numbers = actions.group_numbers(self.config.model, groups) if groups is not None else ()
     where = (self.source, paths.local(target), os.fspath(base))
     peft.to_peft(*where, numbers, allow_nonfinite=allow_nonfinite)
+
+  # Load and keep what the methods need.
+
+  def _check_is_language_model(self) -> None:
+    checkpoint.check_is_language_model(self.meta, self.directory)
+
+  def _rows(self, inputs: Any) -> list[np.ndarray]:
+    """Return the token ids of a text, or of several."""
+    self._check_is_language_model()
+    return inputs_lib.rows_of_ids(inputs, self.tokenizer, self.meta.config.model.vocab_size)
+
+  @functools.cached_property
+  def _model(self) -> Trained:
+    """Return the model on all devices."""
+    return trained.load(self.source, check=checkpoint.check_is_model)
+
+  @functools.cached_property
+  def _writer(self) -> Writer:
+    """Return the model's writer of texts."""
+    return Writer.from_trained(self._model)
+
+  def _with_clip(self, clip: int | None) -> Run:
+    """Return the same parameters with `positions.clip` (see `length.with_clip`); None: this."""
+    if clip is None:
+      return self
+    if clip not in self._clipped:
+      clipped = Run(self.directory, self.meta)
+      clipped._model = self._model.with_clip(clip)
+      self._clipped[clip] = clipped
+    return self._clipped[clip]
+
+  def _scorer(self, max_length: int | None, batch_size: int | None) -> Scorer:
+    """Return the scorer of rows: see `evaluation.make_scorer`."""
+    key = (max_length, batch_size)
+    if key not in self._scorers:
+      self._scorers[key] = evaluation.make_scorer(self._model, max_length, batch_size)
+    return self._scorers[key]
+
+  def _logits(self, batch: Batch, exact: bool) -> np.ndarray:
+    """Return the logits of a batch of the task.
+
+    Args:
+      batch: arrays with the leading axis B, of any length.
+      exact: whether to compute in float32 with products in full precision.
+    """
+    mesh, count = self._model.mesh, len(jax.tree.leaves(batch)[0])
+    if exact not in self._programs:
+      task = self._task(exact)
+      self._programs[exact] = jax.jit(
+        lambda params, batch: task.logits(params, batch)[0],
+        out_shardings=sharding.replicated(mesh),
+      )
+    precision = jax.default_matmul_precision('highest' if exact else None)
+    with jax.set_mesh(mesh), precision:
+      rows = buckets.rows(count)
+      padded = jax.tree.map(
+        lambda a: np.concatenate([a, np.zeros((rows - count, *a.shape[1:]), a.dtype)]), batch
+      )
+      sharded = jax.device_put(padded, sharding.batch_sharding(mesh))
+      logits = self._programs[exact](self._model.params, sharded)
+    return np.array(logits[:count], np.float32)
+
+  def _task(self, exact: bool = False) -> Task:
+    config = self._model.config
+    if exact:
+      return verify.exact_task(config, config.model)
+    # The training's attention kernel may be for another kind of device.
+    train = dataclasses.replace(config.train, attention='auto', remat='auto')
+    return tasks_lib.make(dataclasses.replace(config, train=train))
+
+  def _validate(self) -> dict[str, float]:
+    """Return the figures of the run's own validation data."""
+    task, eval_step = self._validation
+    mesh = self._model.mesh
+    rows = range(task.config.data.batch_size)
+    with jax.set_mesh(mesh):
+      return validation.figures(task, eval_step, {'': self._model.params}, rows, mesh)
+
+  @functools.cached_property
+  def _validation(self) -> tuple[Task, Callable[[Params, Batch], Any]]:
+    """Return the task with its data open, and its compiled evaluation step."""
+    model = self._model
+    config = self._task().config
+    with jax.set_mesh(model.mesh):
+      rows = buckets.rows(config.data.batch_size)
+    data = dataclasses.replace(config.data, batch_size=rows)
+    config = dataclasses.replace(config, data=data)
+    before = frozen_base(last_growth(model.meta.lineage, config.model), config)
+    record = model.meta.teacher if data.has_pairs else None
+    teacher = record and Teacher(record, checkpoint.open_source(record.source))
+    task = tasks_lib.make(
+      config, model.meta.tokenizer, teacher and teacher.meta.config.model, before
+    )
+    task.prepare()
+    step = step_lib.make_eval_step(task, model.mesh)
+    fixed = [teacher.read(model.mesh)] if teacher else []
+    return task, lambda params, batch: step(params, batch, *fixed)
 
 
 def _directories(runs: Sequence[Run | Path]) -> list[str]:
