@@ -17,7 +17,8 @@ from tokenformer_jax.data.held_out import held_out_tokens
 from tokenformer_jax.data.mixture import make_stores, open_sources
 from tokenformer_jax.data.mixture_order import MixtureOrder
 from tokenformer_jax.data.order import Position, sample_index
-from tokenformer_jax.errors import UserError
+from tokenformer_jax.errors import TransientError, UserError
+from tokenformer_jax.storage import retry
 
 BATCH, LENGTH, SEED = 8, 16, 3
 
@@ -281,3 +282,14 @@ def test_text_that_a_mixture_was_not_trained_on_is_that_of_the_heaviest_source(m
   tokens, name = held_out_tokens(config, mixture.tokenizer, 50)
   np.testing.assert_array_equal(tokens, mixture.stores['new'].validation[:50])
   assert name == 'held-out text of the run'
+
+
+def test_text_that_cannot_be_read_now_is_not_waited_for(mixture, config, monkeypatch):
+  def fail(_) -> None:
+    raise TransientError('the hub cannot be reached')
+
+  monkeypatch.setattr(store, 'open_corpus', fail)
+  monkeypatch.setattr(retry, 'PAUSES', (60,))
+  monkeypatch.setattr(retry.time, 'sleep', lambda _: pytest.fail('it is tried again'))
+  _, name = held_out_tokens(config, mixture.tokenizer, 50)
+  assert name == 'text of the Python standard library'

@@ -122,7 +122,7 @@ def specify(
 
   The tokenizer of a trained model replaces `config.tokenizer`.
   """
-  corpus = corpus or open_text(config)
+  corpus = corpus or open_corpus(config)
   return StoreSpec(config, corpus, tokenizer or tokenizers.load_unless_bpe(config.tokenizer))
 
 
@@ -140,7 +140,7 @@ def prepare(
   """
   if config.store:
     return named_store.open_named(config, tokenizer)
-  return _find_or_build(specify(config, tokenizer, corpus))
+  return _find_or_build(specify(config, tokenizer, corpus or open_text(config)))
 
 
 def make(
@@ -158,14 +158,17 @@ def make(
   which tokenizes in threads. `beam` has flags of Apache Beam, whose workers tokenize instead: see
   data/beam.py. With `skip_bad` documents that cannot be read are left out.
   """
-  spec = specify(config, tokenizer, corpus)
+  spec = specify(config, tokenizer, corpus or open_text(config))
   if skip_bad:
     spec = dataclasses.replace(spec, corpus=dataclasses.replace(spec.corpus, bad=text.ignore))
   return _find_or_build(spec, workers, beam)
 
 
 def find(config: TextConfig, tokenizer: Tokenizer) -> Store | None:
-  """Return the token store of a corpus and tokenizer if it exists, else None."""
+  """Return the token store of a corpus and tokenizer if it exists, else None.
+
+  Nothing is tried again: a caller has other text where this is not to be read now.
+  """
   if config.store:
     return named_store.open_named(config, tokenizer)
   return _find(specify(config, tokenizer))
