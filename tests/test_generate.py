@@ -171,10 +171,10 @@ def test_a_line_of_messages_adds_to_the_arguments_of_the_template(tmp_path):
       'it must be an object with either a "prompt" or "messages"',
     ),
     ('{"messages": null}', r'line 2 .* messages: has no list of messages \(none\)'),
-    ('{"prompt": "a", "tools": [{}]}', 'tools has an effect only with --messages; leave it out'),
+    ('{"prompt": "a", "tools": [{}]}', 'tools has an effect only with messages; leave it out'),
     (
       '{"prompt": "a", "chat_template_kwargs": {"enable_thinking": false}}',
-      'chat_template_kwargs has an effect only with --messages; leave it out',
+      'chat_template_kwargs has an effect only with messages; leave it out',
     ),
     (
       '{"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": 3}',

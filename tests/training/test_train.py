@@ -306,7 +306,9 @@ def test_a_finished_run_says_so(make, tmp_path, one_device, capsys):
   loop.train(config, tmp_path / 'run')
   said = capsys.readouterr().err
   assert 'trained to step 20 already' in said and doubt not in said
-  with pytest.raises(UserError, match=r'\(optim.learning_rate: 0.003 -> 0.0001\); choose --work'):
+  with pytest.raises(
+    UserError, match=r'\(optim.learning_rate: 0.003 -> 0.0001\); choose workdir=NEW'
+  ):
     loop.train(make(optim__learning_rate=1e-4, train__check_devices=21), tmp_path / 'run')
   said = capsys.readouterr().err
   assert 'different from step' not in said, 'a change is announced that has no effect'

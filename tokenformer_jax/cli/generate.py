@@ -71,7 +71,9 @@ def _request(values: Any, default: TextRequest) -> TextRequest:
   given: Any = {key: arguments.convert(types[key], value, key) for key, value in values.items()}
   asked, tools = given.get('messages'), given.get('tools')
   own = read_arguments(given.get(ARGUMENTS), 'it')
-  arguments.needs_value('messages', asked, tools=tools, chat_template_kwargs=own)
+  for key in ('tools', ARGUMENTS):
+    if given.get(key) and not asked:
+      raise UserError(f'{key} has an effect only with messages; leave it out')
   chat = None
   if 'messages' in given:
     known = (default.chat or Chat([])).arguments or {}
