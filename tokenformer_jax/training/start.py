@@ -9,13 +9,11 @@ import jax.numpy as jnp
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import skip_window
 from tokenformer_jax.grow import check_capacity, grow_run, plan
-from tokenformer_jax.model import models
 from tokenformer_jax.parallel import messages, sharding
 from tokenformer_jax.resolve.adapt import Adapt, adapted
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint import Source
 from tokenformer_jax.runs.checkpoint_meta import Meta
-from tokenformer_jax.steps import optim
 from tokenformer_jax.steps import step as step_lib
 from tokenformer_jax.steps.step import State
 from tokenformer_jax.training.prepare import PreparedRun
@@ -87,11 +85,10 @@ def _with_new_statistics(run: PreparedRun, state: State) -> State:
 
   The count of the learning rate stays.
   """
-  definition = models.define(run.config.model)
-  tx = optim.make_optimizer(run.config.optim, optim.NO_RATE, definition.info)
-  shardings = step_lib.state_shardings(run.mesh, definition, tx)['opt_state']
+  abstract = run.program.abstract_state(run.mesh)['opt_state']
+  shardings = jax.tree.map(lambda array: array.sharding, abstract)
   *_, rates = state['opt_state']
-  *others, _ = jax.jit(tx.init, out_shardings=shardings)(state['params'])
+  *others, _ = jax.jit(run.program.tx.init, out_shardings=shardings)(state['params'])
   return {**state, 'opt_state': (*others, rates)}
 
 
