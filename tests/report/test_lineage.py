@@ -8,7 +8,7 @@ from written_runs import CONFIG
 
 from tokenformer_jax.config import GrowConfig
 from tokenformer_jax.report import lineage, record
-from tokenformer_jax.runs import batches, spent_flops
+from tokenformer_jax.runs import batches
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
 
 
@@ -34,7 +34,7 @@ def family(tmp_path):
     meta = Meta(step, config, {'kind': 'bytes'}, tuple(entries))
     runs.append(dataclasses.replace(record.read(path, name), meta=meta))
     history = batches.continued((), 0, config.data)
-    spent = spent_flops.until(tuple(entries), config, history, step)
+    spent = batches.all_flops(tuple(entries), config, history, step)
     entry = Ancestor('grow', str(path), step, config.model, GrowConfig(), step, flops=spent)
     entries.append(dataclasses.replace(entry, tokens=4096.0 * step))
   return runs

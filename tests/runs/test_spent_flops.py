@@ -13,7 +13,7 @@ from tokenformer_jax.config import (
   with_token_counts,
 )
 from tokenformer_jax.model.flops import step_flops
-from tokenformer_jax.runs import batches, spent_flops
+from tokenformer_jax.runs import batches
 from tokenformer_jax.runs.checkpoint_meta import (
   Ancestor,
   Batches,
@@ -43,7 +43,7 @@ def _meta(lineage, config: Config, step: int) -> Meta:
 
 def test_a_run_that_has_not_grown_counts_its_steps():
   config = _config(SMALL)
-  spent = [spent_flops.until((), config, batches.of_run(None, DATA), step) for step in (0, 7)]
+  spent = [batches.all_flops((), config, batches.of_run(None, DATA), step) for step in (0, 7)]
   assert spent == [0, 7 * step_flops(config)]
 
 
@@ -51,13 +51,13 @@ def test_a_run_that_has_not_grown_counts_its_steps():
 def test_a_chain_records_what_each_stage_cost(how, begin):
   """The stages also differ in their batches, which the last config does not tell."""
   small, large = _config(SMALL, batch_size=8), _config(LARGE, sequence_length=64)
-  first = _entry(SMALL, 10, spent_flops.at_checkpoint(_meta((), small, 10)), step=how)
+  first = _entry(SMALL, 10, batches.flops_at_checkpoint(_meta((), small, 10)), step=how)
   middle = _meta((first,), large, begin + 5)
-  assert spent_flops.at_checkpoint(middle) == 10 * step_flops(small) + 5 * step_flops(large)
-  second = _entry(LARGE, begin + 5, spent_flops.at_checkpoint(middle))
+  assert batches.flops_at_checkpoint(middle) == 10 * step_flops(small) + 5 * step_flops(large)
+  second = _entry(LARGE, begin + 5, batches.flops_at_checkpoint(middle))
   last = _meta((first, second), _config(LARGEST), begin + 8)
-  want = spent_flops.at_checkpoint(middle) + 3 * step_flops(_config(LARGEST))
-  assert spent_flops.at_checkpoint(last) == want
+  want = batches.flops_at_checkpoint(middle) + 3 * step_flops(_config(LARGEST))
+  assert batches.flops_at_checkpoint(last) == want
 
 
 def test_batches_of_several_sizes_count_as_they_were():
@@ -69,7 +69,7 @@ def test_batches_of_several_sizes_count_as_they_were():
   assert history == (Batches(0, 8, 32), Batches(5, 16, 32), Batches(8, 4, 64))
   assert [batches.samples(history, at) for at in (0, 3, 5, 8, 10)] == [0, 24, 40, 88, 96]
   assert batches.tokens(history, 10) == 88 * 32 + 8 * 64
-  spent = spent_flops.until((), _config(SMALL, sequence_length=64), history, 10)
+  spent = batches.all_flops((), _config(SMALL, sequence_length=64), history, 10)
   long = 2 * step_flops(_config(SMALL, sequence_length=64))
   assert spent == 22 * step_flops(_config(SMALL)) + long
   again = batches.continued(history, 6, DATA)
@@ -84,7 +84,7 @@ def test_both_answers_of_a_pair_count():
   assert history == (Batches(0, 4, 32), Batches(5, 4, 32, 2))
   assert batches.samples(history, 15) == 15 * 4
   assert batches.tokens(history, 15) == (5 + 10 * 2) * 4 * 32
-  spent = spent_flops.until((), pairs, history, 15)
+  spent = batches.all_flops((), pairs, history, 15)
   assert spent == 5 * step_flops(_config(SMALL)) + 10 * step_flops(pairs)
 
 
@@ -98,7 +98,7 @@ def test_a_checkpoint_without_the_number_of_sequences_has_those_of_its_config():
 
 def test_a_model_without_training_has_the_batches_of_its_config():
   assert batches.history(_meta((), _config(SMALL), 0)) == (Batches(0, 4, 32),)
-  assert spent_flops.at_checkpoint(_meta((), _config(SMALL), 0)) == 0
+  assert batches.flops_at_checkpoint(_meta((), _config(SMALL), 0)) == 0
 
 
 @pytest.mark.parametrize(('how', 'since'), [('keep', 5), ('restart', 15)])

@@ -21,7 +21,7 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.model import flops
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.resolve.facts import complete
-from tokenformer_jax.runs import checkpoint, curves, metrics, spent_flops
+from tokenformer_jax.runs import batches, checkpoint, curves, metrics
 from tokenformer_jax.runs.checkpoint_meta import Batches
 from tokenformer_jax.training import loop
 
@@ -136,7 +136,7 @@ def test_tokens_flops_and_figures_count_each_stage_by_its_own_size(texts, whole)
     count * flops.step_flops(dataclasses.replace(filled, data=at_stage(filled.data, stage)))
     for count, stage in zip(counts, stages(filled.data), strict=True)
   )
-  assert spent_flops.at_checkpoint(meta) == pytest.approx(want)
+  assert batches.flops_at_checkpoint(meta) == pytest.approx(want)
   lines = {line['step']: line for line in metrics.read(whole[0]) if 'train/loss' in line}
   for step, each in ((5, 48), (6, 16), (8, 256)):
     line = lines[step]

@@ -18,7 +18,7 @@ from tokenformer_jax.grow.apply import Growth, Programs, Steps, return_freed_mem
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params
 from tokenformer_jax.parallel import hosts, sharding
-from tokenformer_jax.runs import batches, checkpoint, claim, saved_config, spent_flops
+from tokenformer_jax.runs import batches, checkpoint, claim, saved_config
 from tokenformer_jax.runs.checkpoint import Checkpoints, Source
 from tokenformer_jax.runs.checkpoint_meta import (
   Ancestor,
@@ -102,7 +102,7 @@ def descend(
     model=meta.config.model,
     grow=config,
     updates=0 if config.step == 'restart' else meta.updates,
-    flops=spent_flops.at_checkpoint(meta),
+    flops=batches.flops_at_checkpoint(meta),
     tokens=batches.tokens_at_checkpoint(meta),
     branch_of=branch_of(meta),
     run=meta.run,

@@ -10,7 +10,7 @@ import numpy as np
 from tokenformer_jax.config import Config
 from tokenformer_jax.errors import UserError, counted
 from tokenformer_jax.runs import batches as batches_lib
-from tokenformer_jax.runs import checkpoint, curves, metrics, saved_config, spent_flops, wall_time
+from tokenformer_jax.runs import checkpoint, curves, metrics, saved_config, wall_time
 from tokenformer_jax.runs.checkpoint_meta import Lineage, Meta
 from tokenformer_jax.runs.curves import is_number
 from tokenformer_jax.storage import paths
@@ -66,7 +66,7 @@ class Record:
       else:
         count = functools.partial(batches_lib.samples, batches)
         axes['images'] = _between(steps, [count(step) for step in steps])
-      spent = functools.partial(spent_flops.until, self.lineage, self.config, batches)
+      spent = functools.partial(batches_lib.all_flops, self.lineage, self.config, batches)
       begin = self.lineage[-1].first_step if self.lineage else 0
       trained = sorted({*(step for step in steps if step >= begin), begin})
       axes['flops'] = _between(trained, [spent(step) for step in trained])

@@ -1,13 +1,14 @@
-"""Count the samples and tokens of a run's steps, whose batches may have had several sizes.
+"""Count the samples, tokens and FLOPs of a run, whose batches may have had several sizes.
 
 A checkpoint records the sizes of batches by the step from which each was used, and a lineage the
-tokens before each growth.
+tokens and FLOPs before each growth.
 """
 
 import dataclasses
 from collections.abc import Iterator
 
-from tokenformer_jax.config import DataConfig, stages_after
+from tokenformer_jax.config import Config, DataConfig, Stage, at_stage, stages_after
+from tokenformer_jax.model import flops as flops_lib
 from tokenformer_jax.runs.checkpoint_meta import Batches, Lineage, Meta
 
 History = tuple[Batches, ...]  # ascending by `first`; the first one begins at step 0
@@ -76,3 +77,22 @@ def tokens_at_checkpoint(meta: Meta) -> float:
   if meta.config.model.kind != 'lm':
     return 0.0
   return all_tokens(meta.lineage, history(meta), meta.step)
+
+
+def all_flops(lineage: Lineage, config: Config, batches: History, step: float) -> float:
+  """Return the FLOPs of a model's training up to a step of its run, its growths included.
+
+  Each stage counts at the size that the model had then. The training of tokens that a merge
+  appended does not count.
+  """
+  total, begin = (lineage[-1].flops, lineage[-1].first_step) if lineage else (0.0, 0)
+  for steps, entry in segments(batches, begin, step):
+    data = at_stage(config.data, Stage(0, 1, entry.length))
+    sequences = steps * entry.samples * entry.sequences
+    total += sequences * flops_lib.sequence_flops(dataclasses.replace(config, data=data))
+  return total
+
+
+def flops_at_checkpoint(meta: Meta) -> float:
+  """Return the FLOPs of the training that led to a checkpoint."""
+  return all_flops(meta.lineage, meta.config, history(meta), meta.step)

@@ -11,7 +11,7 @@ from tokenformer_jax.config import Config
 from tokenformer_jax.errors import UserError, arg
 from tokenformer_jax.parallel import messages
 from tokenformer_jax.runs import batches as batches_lib
-from tokenformer_jax.runs import checkpoint, metrics, pictures, saved_config, spent_flops
+from tokenformer_jax.runs import checkpoint, metrics, pictures, saved_config
 from tokenformer_jax.runs.checkpoint_meta import Lineage
 from tokenformer_jax.storage import paths
 
@@ -103,7 +103,7 @@ def _axis(run: paths.Path, x: str) -> Callable[[float], float]:
   config = saved_config.read(run / 'config.json', f'use {arg.x}=steps', needed_by=f'{arg.x}={x}')
   lineage, batches = _past(run, config, x)
   if x == 'flops':
-    return functools.partial(spent_flops.until, lineage, config, batches)
+    return functools.partial(batches_lib.all_flops, lineage, config, batches)
   if x == 'examples':
     return lambda step: batches_lib.samples(batches, step)
   if config.model.kind != 'lm':
