@@ -78,11 +78,15 @@ def check_no_layers(last: Ancestor, model: ModelConfig, directory: paths.Path) -
 
 def added_counts(meta: Meta) -> dict[str, int]:
   """Return how many tokens a checkpoint offers: the added ones, or all of a model."""
-  counts = token_counts(meta.config.model)
-  if meta.contents != 'added_tokens':
-    return counts
-  old = token_counts(meta.lineage[-1].model)
-  return {name: count - old.get(name, 0) for name, count in counts.items()}
+  model = meta.config.model
+  whole = meta.contents != 'added_tokens'
+  return token_counts(model) if whole else _counts_behind(meta.lineage[-1].model, model)
+
+
+def _counts_behind(base: ModelConfig, model: ModelConfig) -> dict[str, int]:
+  """Return how many tokens of each projection a model has behind those of `base`."""
+  old = token_counts(base)
+  return {name: count - old.get(name, 0) for name, count in token_counts(model).items()}
 
 
 def births(meta: Meta) -> list[Birth]:
@@ -138,8 +142,6 @@ def extract(
 
   `base` is the model of the last entry of the lineage from `extraction`.
   """
-  counts, old = token_counts(model), token_counts(base)
-  added = {name: count - old.get(name, 0) for name, count in counts.items()}
   steps: Steps = (remove.TakeLastTokens(model, model, base),)
   if numbers:
     ordered = choose(model, at_the_end(numbers))
@@ -147,7 +149,7 @@ def extract(
       remove.TakeGroups(model, ordered, at_the_end(numbers)),
       remove.TakeLastTokens(ordered, ordered, base),
     )
-  growth, shapes = Growth(model, steps, GrowConfig()), _shapes(model, added)
+  growth, shapes = Growth(model, steps, GrowConfig()), _shapes(model, _counts_behind(base, model))
   return jax.jit(lambda params: growth.make_tree('', params, shapes))(params)
 
 
