@@ -38,7 +38,7 @@ ROTARY, NONE = tiny_model(), tiny_model(rotary=0)
 CLIPPED = with_mixer(ROTARY, positions=RotaryConfig(clip=256))
 BY_POSITION = with_mixer(NONE, length_scale=PositionScaleConfig(length=512))
 UNTRAINED = 'rotary positions beyond the 512 of training are untrained'
-CLIP = '; --clip_positions=W below 512 limits distances as ReRoPE does'
+CLIP = '; clip_positions=W below 512 limits distances as ReRoPE does'
 MASK = 'only the causal mask tells positions, and those beyond 512 are untrained'
 UNLIMITED = 'layers without positions see more tokens than the 512 of training'
 
