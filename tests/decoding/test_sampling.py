@@ -6,7 +6,16 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tokenformer_jax.decoding.sampling import GREEDY, Draws, Sampling, choose, draw, needs
+from tokenformer_jax.decoding.sampling import (
+  GREEDY,
+  Draws,
+  Sampling,
+  choose,
+  draw,
+  lowest_by_bisection,
+  lowest_by_sort,
+  needs,
+)
 from tokenformer_jax.errors import UserError
 
 _compiled = jax.jit(draw, static_argnames='need')
@@ -61,6 +70,22 @@ def test_top_p_counts_among_the_k_likeliest(logits, k, p, temperature):
   want = set(order if p == 1 else order[: np.searchsorted(reached, p) + 1])
   drawn = _drawn(logits, Sampling(temperature, top_k=k, top_p=p))
   assert drawn == want, 'p is not of what top_k leaves'
+
+
+@pytest.mark.parametrize('lowest', [lowest_by_sort, lowest_by_bisection])
+@pytest.mark.parametrize('step', [0, 0.25], ids=['different logits', 'equal logits'])
+def test_both_ways_to_the_limit_are_the_definition(lowest, step):
+  """CPUs and accelerators compute it in different ways."""
+  logits = np.random.default_rng(0).normal(size=(6, 500)).astype(np.float32)
+  logits = np.round(logits / step) * np.float32(step) if step else logits
+  top_k = np.array([0, 0, 20, 20, 600, 0], np.int32)
+  top_p = np.array([0.95, 1, 0.9, 1, 0.5, 1e-40], np.float32)
+  got = np.asarray(jax.jit(lowest)(logits, Draws(np.ones(6), top_k, top_p, np.zeros(6))))
+  for row, k, p, limit in zip(logits, top_k, top_p, got[:, 0], strict=True):
+    ordered = np.sort(row)[::-1][: k or None]
+    mass = np.cumsum(np.exp(np.float64(ordered)))
+    want = ordered[-1] if p == 1 else ordered[np.searchsorted(mass, p * mass[-1])]
+    assert want == limit or (p == 1 and k == 0 and limit == -np.inf), f'top_k={k} top_p={p}'
 
 
 def test_what_is_given_wins_over_what_a_folder_states_and_that_over_ours():
