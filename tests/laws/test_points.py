@@ -5,13 +5,16 @@ import math
 import re
 import shutil
 
+import numpy as np
 import pytest
+import synthetic
 import tiny_run
 import written_runs
 
+from tokenformer_jax.cli import laws as laws_command
 from tokenformer_jax.config import AdamWConfig, Config, TrainConfig
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.laws import grid, points, runs
+from tokenformer_jax.laws import fit, grid, points, runs
 from tokenformer_jax.laws.runs import FinishedRun, Growth, Size
 from tokenformer_jax.runs import curves
 from tokenformer_jax.runs.checkpoint_meta import Batches, Meta, Seen, TeacherRecord
@@ -138,3 +141,58 @@ def test_runs_without_a_decay_are_left_out_unless_none_has_one():
 def test_the_schedule_says_whether_a_rate_has_decayed(changes, decayed):
   config = Config(optim=AdamWConfig(**changes), train=TrainConfig(steps=500))
   assert runs._has_decayed(config) == decayed
+
+
+HEADER = 'parameters,tokens,loss\n'
+
+
+def test_the_law_of_a_table_is_that_of_its_points(tmp_path):
+  size, tokens = (grid.ravel() for grid in np.meshgrid([1e6, 4e6, 2e7], [1e8, 5e8, 2e9]))
+  loss = 1.7 + 400 / size**0.34 + 410 / tokens**0.28
+  rows = zip(loss, size, tokens, strict=True)
+  text = ''.join(f'{a!r}, {b!r} ,{c!r}\r\n' for a, b, c in np.array([*rows]).tolist())
+  table = tmp_path / 'others.csv'
+  table.write_text(f'\ufeffloss, parameters,tokens \r\n{text}\r\n  \r\n', encoding='utf-8')
+  data, order = points.read_table(str(table)), np.lexsort((tokens, size))
+  logs = {'n': np.log(size[order]), 'd': np.log(tokens[order])}
+  expected = fit.fit(logs, loss[order], draws=20, starts=synthetic.FEW_STARTS)
+  fitted = fit.fit(data.logs(), data.loss, draws=20, starts=synthetic.FEW_STARTS)
+  assert fitted.values == pytest.approx(expected.values, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+  ('content', 'message'),
+  [
+    (b'', 'has no column parameters'),
+    (b'parameters,tokens\n1,2\n', 'has no column loss'),
+    (b'parameters,tokens,loss,flops\n', "has a column 'flops'; a table has the columns"),
+    (b'parameters,tokens,loss,loss\n', 'has 2 columns loss'),
+    (b'parameters;tokens;loss\n', "has a column 'parameters;tokens;loss'"),
+    (HEADER.encode() + b'1,2,3\n1,0,3\n', "line 3 of .* has tokens '0'"),
+    (HEADER.encode() + b'1,2,nan\n', "line 2 of .* has loss 'nan'"),
+    (HEADER.encode() + b'"1,000",2,3\n', "line 2 of .* has parameters '1,000'"),
+    (HEADER.encode() + b'1_000,2,3\n', "line 2 of .* has parameters '1_000'"),
+    (HEADER.encode() + b'1,000,2,3\n', 'line 2 of .* has 4 values for 3 columns'),
+    (HEADER.encode() + b'\xff,2,3\n', 'cannot be read as a CSV file in UTF-8'),
+  ],
+)
+def test_a_table_that_is_not_one_of_runs_is_refused(tmp_path, content, message):
+  table = tmp_path / 'others.csv'
+  table.write_bytes(content)
+  with pytest.raises(UserError, match=message):
+    points.read_table(str(table))
+
+
+def test_a_table_stands_alone_and_must_exist(tmp_path):
+  with pytest.raises(UserError, match='No such file'):
+    points.read_table(str(tmp_path / 'absent.csv'))
+  with pytest.raises(UserError, match='is a table, which does not state its data'):
+    laws_command.main('runs/a', 'others.csv')
+
+
+@pytest.mark.parametrize('rows', ['', '1,2,3\n'])
+def test_a_table_of_too_few_runs_is_refused(tmp_path, rows):
+  table = tmp_path / 'others.csv'
+  table.write_text(HEADER + rows)
+  with pytest.raises(UserError, match=f'there are {len(rows.splitlines())} points'):
+    laws_command.main(str(table))

@@ -3,10 +3,12 @@ r"""Fit scaling laws to runs, predict by them, and plan growth.
   tokenformer laws runs/law --budget=1e15 --pictures=laws
   tokenformer laws runs/law --parameters=3e5 --tokens=8e6
   tokenformer laws runs/law --target_loss=1.5 --sizes=2e4,1e5,4e5 --mixing=2.7
+  tokenformer laws runs/others.csv --budget=1e15
 
-The arguments are work directories of finished runs, or folders of them, as `sweep` makes. The
-command prints Chinchilla's law with intervals, and lists what the data leave undetermined.
-docs/laws.md explains the output.
+The arguments are work directories of finished runs, or folders of them, as `sweep` makes; or one
+CSV table with the columns parameters, tokens and loss (nats a token), a run a row. The command
+prints Chinchilla's law with intervals, and lists what the data leave undetermined. docs/laws.md
+explains the output.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,7 +54,7 @@ def main(
   """Fit, predict and print; write the JSON file and the pictures if they are asked for.
 
   Args:
-    *runs: Work directories of finished runs, or folders of them.
+    *runs: Work directories of finished runs, or folders of them; or one CSV table of runs.
     json: A JSON file for every figure.
     pictures: A folder for loss.png and residuals.png.
     draws: Bootstrap samples of the runs.
@@ -72,6 +74,12 @@ def main(
   needs_value('target_loss=X and --stages', target_loss and stages, growth_time=growth_time)
   if not runs:
     raise UserError('runs are missing; give work directories, or a folder of them')
+  table = next((run for run in runs if run.endswith('.csv')), None)
+  if table and (len(runs) > 1 or grown):
+    raise UserError(
+      f'{table} is a table, which does not state its data, so other runs cannot be compared with '
+      'it; give it alone, and --mixing in place of --grown'
+    )
   if (parameters is None) != (tokens is None):
     missing = 'tokens' if tokens is None else 'parameters'
     raise UserError(f'--{missing} is missing: a prediction needs --parameters and --tokens')
@@ -89,9 +97,12 @@ def main(
   priced = chains.read_stages(str(stages)) if stages else chains.from_sizes(sizes or ())
   grown_runs = [runs_lib.read(run) for run in grown or ()]
   growths = dict(zip(grown or (), mixing_lib.read_grown(grown_runs), strict=True))
-  finished, notes = points.read_all(runs)
-  data = points.from_runs(finished, notes)
-  points.check_same_data([finished[0], *grown_runs])
+  if table:
+    data = points.read_table(table)
+  else:
+    finished, notes = points.read_all(runs)
+    data = points.from_runs(finished, notes)
+    points.check_same_data([finished[0], *grown_runs])
   fitted = analysis.analyse(data, draws)
   print(f'{report.describe(fitted)}\n\n{report.law(fitted.fit)}\n\n{report.exponents(fitted)}')
   best, cheapest, gamma, predictions = None, None, None, []

@@ -1,5 +1,6 @@
-"""Finished runs as points of a law: arrays of sizes, tokens and losses."""
+"""Finished runs, or the rows of a table, as points of a law: arrays of sizes, tokens and losses."""
 
+import csv
 import dataclasses
 import math
 import os
@@ -11,6 +12,8 @@ import numpy as np
 from tokenformer_jax.errors import UserError, counted
 from tokenformer_jax.laws import formulas, runs
 from tokenformer_jax.laws.runs import FinishedRun
+
+_NUMBERS = ('parameters', 'tokens', 'loss')  # the columns that a table must have
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +99,60 @@ def from_runs(finished: Iterable[FinishedRun], notes: Sequence[str] = ()) -> Poi
   )
 
 
+def read_table(path: str) -> Points:
+  """Read a CSV table of runs: `parameters`, `tokens` and `loss` of each, and maybe its `name`.
+
+  Raises:
+    UserError: the file cannot be read, or a column or a value is missing or wrong.
+  """
+  try:
+    with open(path, newline='', encoding='utf-8-sig') as file:
+      reader = csv.reader(file, skipinitialspace=True, strict=True)
+      lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
+  except (OSError, UnicodeDecodeError, csv.Error) as error:
+    reason = getattr(error, 'strerror', None) or error
+    raise UserError(f'{path} cannot be read as a CSV file in UTF-8 ({reason})') from error
+  header, *rows = [(line, row) for line, row in lines if any(row)] or [(1, [])]
+  columns = header[1]
+  _check_columns(columns, path)
+  runs_of_table: list[tuple[float, float, float, str]] = []
+  for line, row in rows:
+    if len(row) != len(columns):
+      raise UserError(
+        f'line {line} of {path} has {counted(len(row), "value")} for '
+        f'{counted(len(columns), "column")}; write numbers without thousands separators'
+      )
+    cells = dict(zip(columns, row, strict=True))
+    numbers = [positive(cells[name]) for name in _NUMBERS]
+    for name, number in zip(_NUMBERS, numbers, strict=True):
+      if number is None:
+        raise UserError(
+          f'line {line} of {path} has {name} {cells[name]!r}; it must be a finite number above 0, '
+          'without thousands separators'
+        )
+    size, tokens, loss = (number or math.nan for number in numbers)
+    runs_of_table.append((size, tokens, loss, cells.get('name') or f'line {line}'))
+  runs_of_table.sort()
+  sizes, tokens, losses = np.array([run[:3] for run in runs_of_table], float).reshape(-1, 3).T
+  note = (
+    'a table does not state the data, the unit of losses or the learning rates: its losses are '
+    'taken as nats a token on one validation text, of dense runs whose rate had decayed'
+  )
+  return Points(tuple(run[3] for run in runs_of_table), sizes, tokens, losses, (note,))
+
+
+def _check_columns(columns: Sequence[str], path: str) -> None:
+  """Check the header of a table: known columns, each once, and those of numbers present."""
+  allowed = f'a table has the columns {", ".join(_NUMBERS)}, and may have name'
+  for column in columns:
+    if column not in (*_NUMBERS, 'name'):
+      raise UserError(f'{path} has a column {column!r}; {allowed}')
+    if columns.count(column) > 1:
+      raise UserError(f'{path} has {counted(columns.count(column), "column")} {column}; {allowed}')
+  if missing := [name for name in _NUMBERS if name not in columns]:
+    raise UserError(f'{path} has no column {missing[0]}; {allowed}')
+
+
 def check_usable(run: FinishedRun) -> None:
   """Check that a run has a finite loss and a dense model."""
   if not (math.isfinite(run.loss) and run.loss > 0):
@@ -137,7 +194,7 @@ def check_same_data(finished: Sequence[FinishedRun]) -> None:
 def positive(text: str) -> float | None:
   """Parse a text as a finite number above 0; return None for any other text."""
   try:
-    value = float(text)
+    value = math.nan if '_' in text else float(text)  # Python reads 1_000 as a number.
   except ValueError:
     return None
   return value if 0 < value < math.inf else None
