@@ -3,7 +3,7 @@ r"""Fit scaling laws to runs, predict by them, and plan growth.
   tokenformer laws runs/law --budget=1e15 --pictures=laws
   tokenformer laws runs/law --parameters=3e5 --tokens=8e6
   tokenformer laws runs/law --target_loss=1.5 --sizes=2e4,1e5,4e5 --mixing=2.7
-  tokenformer laws runs/others.csv --budget=1e15
+  tokenformer laws runs/others.csv --budget=1e17
 
 The arguments are work directories of finished runs, or folders of them, as `sweep` makes; or one
 CSV table with the columns parameters, tokens and loss (nats a token), a run a row. The command
