@@ -219,6 +219,6 @@ def make_optimizer(config, steps, info, growth=None):
 
 
 def with_gradients(f: Callable[..., jax.Array], *arguments: jax.Array) -> tuple[jax.Array, ...]:
-  """What f returns, and the gradients of all arguments for some gradient of that."""
+  """Return the output of `f`, and the gradients of all arguments for one gradient of the output."""
   out, backward = jax.vjp(f, *arguments)
   return out, *backward(jnp.cos(out))

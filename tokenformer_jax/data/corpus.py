@@ -135,8 +135,8 @@ class Corpus:
       characters[number] = characters.get(number, 0) + len(document)
       held_out += len(document) * (number < bound)
       trained_on |= number >= bound
-      known = held_out >= _LONG or len(characters) >= _MANY
-      if trained_on and held_out and known:
+      is_enough = held_out >= _LONG or len(characters) >= _MANY
+      if trained_on and held_out and is_enough:
         return self.fraction
     hashes = sorted(characters)
     if len(hashes) < 2:  # No fraction divides one document.

@@ -63,11 +63,11 @@ def _check_repeats(facts: Facts) -> None:
 
 def _check_growth_used(facts: Facts) -> None:
   """Check that a run grows if keys of the group `grow` are set, or has grown by these values."""
-  how, origin = facts.config.grow, facts.origin
+  grow, origin = facts.config.grow, facts.origin
   if origin.other is not None:
     return
   known = origin.own.config.grow if origin.own else GrowConfig()
-  for one in config_lib.differences(how, known, 'grow.'):
+  for one in config_lib.differences(grow, known, 'grow.'):
     if one.ours != operator.attrgetter(one.path)(Config()):
       raise UserError(
         f'config.{one.path} is {one.ours!r}, which has an effect only where a run begins from '
@@ -83,10 +83,8 @@ def _check_same_model(facts: Facts) -> None:
   differences = list(config_lib.differences(model, origin.own.config.model, 'model.'))
   if not differences:
     return
-  advice, keys = (
-    'set these keys to its values, or choose another one',
-    [d.path for d in differences],
-  )
+  advice = 'set these keys to its values, or choose another one'
+  keys = [one.path for one in differences]
   if all(key.endswith(('.tokens', '.reference', '.groups', 'model.pattern')) for key in keys):
     counts = config_lib.counts_as_text(config_lib.token_counts(model))
     sizes = [f'--param_tokens={counts}'] if keys != ['model.pattern'] else []
