@@ -1,6 +1,7 @@
 """Plan a run: whether it fits on a topology and how fast it will be, without the hardware.
 
 chips.py        published figures of each chip
+gpu.py          compile for GPUs without one; count the kernels of a program
 topology.py     names such as `v5p:4x4x4`, and their devices
 program.py      the training step, compiled for those devices; its memory
 layout_dump.py  the compiler's intermediate result, available long before the end
