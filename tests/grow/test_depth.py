@@ -238,6 +238,22 @@ def test_whole_copies_are_not_exact_and_compute_what_their_layers_compute():
   assert difference(logits(TARGET, grown), logits(SOURCE, params_of(SOURCE))) > 1e-3
 
 
+def test_stacked_copies_repeat_the_layers_in_their_order_and_have_no_moments():
+  assert 'once more' in inexact(SOURCE, TARGET, GrowConfig(place='stacked_copies'))
+  params, grown = paths(params_of(SOURCE)), _grown('stacked_copies')
+  for path, array in paths(grown['params']).items():
+    if path.startswith('blocks'):
+      np.testing.assert_array_equal(array, params[path][[0, 1, 0, 1]], err_msg=path)
+  for path, array in paths(adam(grown).nu).items():
+    if path.startswith('blocks'):
+      assert not array[2:].any(), path
+
+
+def test_stacked_copies_stay_within_their_repeat():
+  copied = layers_lib._stacked(['a', 'b', 'b', 'b', 'b', 'a'], [0, 1, 2, None, None, 3])
+  assert copied == [None, None, None, 1, 2, None]
+
+
 def test_new_layers_are_drawn_as_in_a_new_model_and_their_outputs_are_zero():
   grown = paths(_grown('between')['params'])
   flagged = {

@@ -27,7 +27,7 @@ NewValues = Literal['zero', 'init']
 NewScore = Literal[
   '', 'l2_norm_gelu', 'gelu_l2_norm', 'gelu_l1_norm', 'softmax', 'exp_l2_norm', 'gelu', 'linear'
 ]
-Place = Literal['copies', 'between', 'behind', 'whole_copies']
+Place = Literal['copies', 'between', 'behind', 'whole_copies', 'stacked_copies']
 Moments = Literal['pad', 'drop']
 StepNumber = Literal['keep', 'restart']
 
@@ -169,8 +169,8 @@ class GrowConfig:
   place: Place = key(
     'copies',
     'of new layers: between the old ones as copies of the layer before that add nothing yet, or '
-    'drawn between the old ones or behind them; whole_copies add what the layer before adds, which '
-    'is not exact',
+    'drawn between the old ones or behind them; whole_copies add what the layer before adds, and '
+    'stacked_copies repeat all layers in their order behind them, which is not exact',
   )
 
 

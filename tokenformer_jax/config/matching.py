@@ -74,8 +74,8 @@ def old_layers(source: ModelConfig, target: ModelConfig, place: str) -> tuple[in
 def _match(old: Sequence[T], new: Sequence[T], place: str) -> list[int] | None:
   """Return the index of each old item among the new ones, in order, or None if one is missing.
 
-  If several indices fit, take the first one with `behind`, and otherwise the nearest to the index
-  that spreads the items evenly.
+  If several indices fit, take the first one with `behind` and `stacked_copies`, and otherwise the
+  nearest to the index that spreads the items evenly.
   """
   latest, at = [0] * len(old), len(new)
   for i in reversed(range(len(old))):
@@ -86,7 +86,7 @@ def _match(old: Sequence[T], new: Sequence[T], place: str) -> list[int] | None:
   numbers: list[int] = []
   for i, item in enumerate(old):
     first = numbers[-1] + 1 if numbers else 0
-    best = first if place == 'behind' else i * len(new) // len(old)
+    best = first if place in ('behind', 'stacked_copies') else i * len(new) // len(old)
     possible = (j for j in range(first, latest[i] + 1) if new[j] == item)
     numbers.append(min(possible, key=lambda j: abs(j - best)))
   return numbers

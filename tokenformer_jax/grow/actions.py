@@ -94,7 +94,7 @@ def grow(
     layers: The total number of layers after growth.
     pattern: The new pattern of layers, such as 'local*10 full'.
     place: Of new layers: between the old ones as copies that add nothing yet, or drawn between
-      them or behind them; whole_copies is not exact.
+      them or behind them; whole_copies and stacked_copies are not exact.
     width: For a Transformer: the new width.
     heads: For a Transformer: the new number of heads.
     ffn_width: For a Transformer: the new feed-forward width; method=neurons adds zero at first.

@@ -35,7 +35,8 @@ from tokenformer_jax.grow.steps.step import Arrays, Keys, Selection, Step
 from tokenformer_jax.model import models, trunk
 from tokenformer_jax.model.params import Params, Path, lookup
 
-_COPYING = ('copies', 'whole_copies')
+_WHOLE = ('whole_copies', 'stacked_copies')
+_COPYING = ('copies', *_WHOLE)
 
 
 def wanted(model: ModelConfig, layers: int | None, pattern: str | None) -> ModelConfig:
@@ -67,12 +68,17 @@ def wanted(model: ModelConfig, layers: int | None, pattern: str | None) -> Model
 
 
 def _copied(source: ModelConfig, target: ModelConfig, place: str) -> list[int | None]:
-  """Return which layer of the source each new layer copies: the last before it, or the first."""
+  """Return which layer of the source each new layer copies: the last before it, or the first.
+
+  Stacked copies repeat the layers before them in their order: c1 c2 becomes c1 c2 c1 c2.
+  """
   old = matching.old_layers(source, target, place)
   names = pattern_lib.names(target.repeats)
   copied: list[int | None] = [None] * len(old)
   if place not in _COPYING:
     return copied
+  if place == 'stacked_copies':
+    return _stacked(names, old)
   last: dict[str, int] = {}
   for name, layer in reversed(list(zip(names, old, strict=True))):
     if layer is not None:
@@ -82,6 +88,20 @@ def _copied(source: ModelConfig, target: ModelConfig, place: str) -> list[int | 
       last[name] = layer
     else:
       copied[number] = last.get(name)
+  return copied
+
+
+def _stacked(names: Sequence[str], old: Sequence[int | None]) -> list[int | None]:
+  """Return, for each new layer, the next of the old layers of its name before it, in turn."""
+  copied: list[int | None] = [None] * len(old)
+  for name in set(names):
+    before: list[int] = []
+    number = 0
+    for at in (at for at, other in enumerate(names) if other == name):
+      if (layer := old[at]) is not None:
+        before, number = [*([] if number else before), layer], 0
+      elif before:
+        copied[at], number = before[number % len(before)], number + 1
   return copied
 
 
@@ -172,7 +192,7 @@ class AddLayers(Step):
     copied = _copied(self.before, self.after, self.place)
     names = pattern_lib.names(self.after.repeats)
     for name, layer, copy in zip(names, old, copied, strict=True):
-      keeps_outputs = self.place == 'whole_copies' and copy is not None
+      keeps_outputs = self.place in _WHOLE and copy is not None
       reason = None if layer is not None or keeps_outputs else _obstacle(self.after.layers[name])
       if reason:
         raise UserError(
@@ -182,7 +202,7 @@ class AddLayers(Step):
         )
 
   def inexact(self) -> str:
-    if self.place == 'whole_copies' and set(_copied(self.before, self.after, self.place)) != {None}:
+    if self.place in _WHOLE and set(_copied(self.before, self.after, self.place)) != {None}:
       return 'the copies of layers add once more what the layers add'
     return ''
 
@@ -240,7 +260,10 @@ class AddLayers(Step):
     return models.define(matching.as_deep(self.base, self.after)).token_counts
 
   def moment(self, path: Path, old: Arrays, order: int) -> jax.Array:
-    """Return a moment of the parameter at `path`: zero in new layers, except in whole copies."""
+    """Return a moment of the parameter at `path`: zero in new layers, except in whole copies.
+
+    Those of stacked copies are zero as well, as in Chen et al. 2026 (arXiv 2609.19107).
+    """
     del order
     like = self.like(path)
     if not self.info(path).in_layers:
@@ -248,7 +271,7 @@ class AddLayers(Step):
     new = self._stacks.take(
       path, old, lambda count: jnp.zeros((count, *like.shape[1:]), like.dtype)
     )
-    return self._with_new(path, new, 0) if self.place == 'copies' else new
+    return new if self.place == 'whole_copies' else self._with_new(path, new, 0)
 
   def _with_new(self, path: Path, array: jax.Array, new: jax.Array | float) -> jax.Array:
     """Return the array with other values in its new layers."""
