@@ -63,3 +63,17 @@ def test_a_run_of_another_config_is_refused(finished, tmp_path):
   jobs = jobs_lib.list_jobs(config, slower, str(tmp_path))
   with pytest.raises(UserError, match=r'optim\.learning_rate is .* there and 0\.0015 here'):
     make.is_done(jobs[1], str(tmp_path))
+
+
+def test_a_family_of_one_trunk_says_what_it_saves_and_others_what_was_measured():
+  config = tiny_run.config('files:corpus', '/nothing')
+  jobs = jobs_lib.list_jobs(config, family := Family([1.0, 4.0], 10**6, 'bottom_up'), '')
+  said = result.will_it_pay(jobs, family)
+  cost = {job.factor: job.size.flops_per_token for job in jobs}
+  assert f'× {cost[4] / cost[1]:.2f} after 75 %' in said
+  spent, apart = sum(job.flops for job in jobs), sum(cost.values()) * jobs[-1].tokens
+  assert f'each size from scratch on {100 * spent / apart:.0f} %' in said
+  assert 'not known of the largest' in said or 'the law alone' in said
+  for method, text in (('top_down', 'saved 28, 17 and 21 %'), ('apart', '')):
+    other = Family([1.0, 4.0], 10**6, method)
+    assert text in result.will_it_pay(jobs, other)

@@ -171,6 +171,7 @@ def test_a_dry_run_writes_nothing_and_says_what_would_not_fit(home, tmp_path, ca
   grow(f'--source={home}/run', f'--target={tmp_path}/new', counts, '--dry_run')
   said = capsys.readouterr()
   assert 'qkv tokens' in said.out, 'a growth for another host cannot be looked at'
+  assert 'will it pay? Outside of what was measured' in said.out
   assert 'without --dry_run this would end here: the result and its moments take' in said.err
   assert not list(tmp_path.iterdir()), 'a dry run wrote something'
 

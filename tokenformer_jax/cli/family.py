@@ -83,6 +83,8 @@ def main(
   if hosts.is_first():
     print(f'{grid_runs.table(jobs, made)}; {result.totals(jobs, family, apart)}', flush=True)
   if dry_run:
+    if hosts.is_first():
+      print(f'\n{result.will_it_pay(jobs, family)}', flush=True)
     return
   if not grid_runs.make_missing(jobs, folder, make.make, make.is_done):
     messages.say('stopped; give the same command again to go on')

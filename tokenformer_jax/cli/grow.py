@@ -21,6 +21,7 @@ from tokenformer_jax.config.arguments import Text
 from tokenformer_jax.config.section import Bool, Int, Str
 from tokenformer_jax.convert import export
 from tokenformer_jax.errors import UserError, nearest
+from tokenformer_jax.grow import payoff
 from tokenformer_jax.grow.actions import ACTIONS
 from tokenformer_jax.grow.derivation import Parent
 from tokenformer_jax.parallel import messages
@@ -84,7 +85,7 @@ def _say_made(made: str) -> None:
   if config.model.kind == 'lm':
     messages.say(export.way_out(config.model, opened.meta.family))
   messages.say(f'wrote {opened.directory}, step {step}; to go on training it:')
-  steps = max(config.train.steps, step) + config.train.steps
+  steps = payoff.next_end(config.train.steps, step)
   print(f'tokenformer train --workdir={opened.directory} --config.train.steps={steps}')
 
 

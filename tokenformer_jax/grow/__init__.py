@@ -10,6 +10,7 @@ grow_run.py        from one work directory to another, whole or not at all
 check_capacity.py  the memory and the disk that an action needs
 verify.py          the outputs of two models on the same batch
 diff_table.py      the printed table of changes
+payoff.py          what a growth is expected to save, and why that may not be known
 derivation.py      from an open checkpoint to a new run: tables, checks, outputs, writing
 actions.py         the actions of the command `grow`, which are methods of `Run`
 """

@@ -41,7 +41,7 @@ from tokenformer_jax.config.projections import grown_model, pattentions
 from tokenformer_jax.config.section import Float, Str
 from tokenformer_jax.errors import UserError, arg
 from tokenformer_jax.grow import groups as groups_lib
-from tokenformer_jax.grow import grow_run, merging, plan, subsets, verify
+from tokenformer_jax.grow import grow_run, merging, payoff, plan, subsets, verify
 from tokenformer_jax.grow.apply import Steps
 from tokenformer_jax.grow.derivation import Derivation, Made, Parent
 from tokenformer_jax.grow.steps import experts as experts_lib
@@ -147,6 +147,8 @@ def grow(
     )
   optim = functools.partial(_with_rate, before=new.before, after=after, factor=rate)
   made = new.write('grow', after, steps, measured=one, exact=not reason, optim=optim)
+  if new.dry_run:
+    new.show(f'\n{payoff.of_growth(new.meta, after, steps, config)}\n')
   if not reason:
     messages.say('exact: the grown model computes what the source does')
   return made

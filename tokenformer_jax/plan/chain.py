@@ -1,15 +1,19 @@
 """Plan growth chains: every stage, and the whole against the largest model from scratch."""
 
 import dataclasses
+import itertools
+import math
 from typing import Any
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config, ModelConfig, counts_as_text, token_counts
 from tokenformer_jax.config.projections import counts_from_text, grown_model
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.grow import payoff
 from tokenformer_jax.grow.plan import plan_growth
 from tokenformer_jax.grow.steps import experts
 from tokenformer_jax.grow.steps import layers as layers_lib
+from tokenformer_jax.model import flops
 from tokenformer_jax.parallel.messages import aligned, say
 from tokenformer_jax.plan.estimate import count_steps, plan
 from tokenformer_jax.plan.stages import Leg, StagedPlan, with_steps
@@ -23,6 +27,19 @@ class Chain:
 
   sizes: StagedPlan
   scratch: Leg
+
+  @property
+  def payoff(self) -> payoff.Payoff:
+    """What the chain is expected to save at equal loss."""
+    unmeasured: list[str] = []
+    sizes: list[payoff.Leg] = []
+    for leg in self.sizes.legs:
+      model, units = leg.plan.config.model, leg.plan.config.data.units_per_step
+      parameters = flops.matrix_parameters(model)
+      sizes.append(payoff.Leg(leg.plan.model_flops / units, leg.steps * units, parameters))
+    for before, after in itertools.pairwise(leg.plan.config for leg in self.sizes.legs):
+      unmeasured += payoff.unmeasured(plan_growth(before.model, after.model, before.grow))
+    return payoff.expect(sizes, unmeasured)
 
   def to_json(self) -> dict[str, Any]:
     """Return the figures of each size, and of the last one from scratch."""
@@ -102,11 +119,17 @@ def plan_chain(config: Config, grow: list[str], on: Topology, *, quick: bool = F
 
 
 def render(chain: Chain) -> str:
-  """Return a table with a row for each stage, the total, and the largest model alone."""
+  """Return a table with a row for each stage and the whole, and whether the chain pays."""
   rows = [*chain.sizes.rows('the chain'), chain.scratch.row()]
   hours = zip(chain.sizes.chip_hours, chain.scratch.chip_hours, strict=True)
   low, high = sorted(chained / alone for chained, alone in hours)
   return (
     f'{aligned(rows)}\n\nthe chain costs {percent(low)} to {percent(high)} of the chip-hours of '
-    'the largest model trained from scratch on as many tokens'
+    f'the largest model trained from scratch on as many tokens\n\n{_will_it_pay(chain)}'
   )
+
+
+def _will_it_pay(chain: Chain) -> str:
+  if chain.scratch.plan.config.model.kind != 'lm':
+    return payoff.render_unknown(payoff.IMAGES, math.prod(chain.payoff.factors))
+  return payoff.render(chain.payoff)
