@@ -6,7 +6,6 @@ import sys
 import pytest
 import tiny_run
 
-
 NAMES = ('families', 'growth', 'trials', 'will_it_pay')  # modules of experiments/
 
 
