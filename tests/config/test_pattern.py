@@ -32,10 +32,13 @@ def _parse(pattern: str) -> tuple[Repeat, ...]:
     ('(dense moe)', [('dense', 1), ('moe', 1)]),
     ('layer layer layer*2', [('layer', 4)]),
     ('(dense moe)*2 (dense moe)*3', [('dense moe', 5)]),
+    ('full layer^3 layer*2', [('full', 1), ('layer', 3, True), ('layer', 2)]),
+    ('(dense moe*2)^2', [('dense moe moe', 2, True)]),
+    ('layer^1 layer', [('layer', 2)]),
   ],
 )
 def test_repeats_of_a_pattern(pattern, repeats):
-  want = tuple(Repeat(tuple(row.split()), count) for row, count in repeats)
+  want = tuple(Repeat(tuple(row.split()), *counts) for row, *counts in repeats)
   assert _parse(pattern) == want, 'other layers, or layers that could share a program do not'
 
 
@@ -77,6 +80,8 @@ def test_layers_run_in_the_order_that_they_are_written(pattern):
     ('layer*0', "after '*' comes a number from 1 to 10,000, not '0'"),
     ('layer*-1', 'and there is none'),
     ('layer*2*2', "'*' stands where the name of a layer is expected"),
+    ('layer^', "after '^' comes a number from 1 to 10,000, and there is none"),
+    ('(local^2 full)*2', "'^' stands in the parenthesis (local^2 full)"),
     ('2', '2 is not a layer; did you mean "dense*2"?'),
     ('layer*10001', 'it has more than 10,000 layers'),
     ('(layer*9999 full)*9999', 'it has more than 10,000 layers'),

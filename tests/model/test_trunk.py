@@ -106,7 +106,7 @@ EACH_WAY = pytest.mark.parametrize('layers', ['scan', 'unrolled', 'list'])
 
 @EACH_WAY
 def test_layers_run_in_order_each_with_its_own_input(layers):
-  repeats, want = [Repeat(('b',), 1), Repeat(('a', 'b'), 2), Repeat(('a',), 2)], 1.0
+  repeats, want = [Repeat(('b',), 1), Repeat(('a', 'b'), 2), Repeat(('a',), 2, tied=True)], 1.0
   names = [name for repeat in repeats for name in repeat.layers * repeat.count]
   for i, name in enumerate(names, start=1):
     want = want * {'a': 2, 'b': 3}[name] + i

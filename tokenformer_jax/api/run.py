@@ -571,6 +571,7 @@ class Run:
   scale = _method(actions.scale)
   freeze = _method(actions.freeze)
   as_tokens = _method(actions.as_tokens)
+  untie = _method(actions.untie)
 
   def group_table(self) -> str:
     """Return a table of the groups of parameter tokens and of where they come from."""

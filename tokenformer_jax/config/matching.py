@@ -32,7 +32,20 @@ def shallow(source: ModelConfig, target: ModelConfig) -> ModelConfig:
     for name, layer in target.variants.items()
     if name in source.variants or name not in used
   }
-  return dataclasses.replace(target, pattern=source.pattern, variants=Layers(kept))
+  head = {'tied_head': True} if source.tied_head else {}  # `untied` comes later
+  return dataclasses.replace(target, pattern=source.pattern, variants=Layers(kept), **head)
+
+
+def untied(source: ModelConfig, target: ModelConfig | None = None) -> ModelConfig:
+  """Return the source with arrays of their own for tied layers, and for the head, as in the target.
+
+  Without a target no layers are tied, and the head is as it was.
+  """
+  kept = [repeat.layers for repeat in target.repeats if repeat.tied] if target else []
+  repeats = [one._replace(tied=one.tied and one.layers in kept) for one in source.repeats]
+  head = {'tied_head': False} if target and source.tied_head and not target.tied_head else {}
+  pattern = source.pattern if repeats == [*source.repeats] else pattern_lib.as_text(repeats)
+  return dataclasses.replace(source, pattern=pattern, **head)
 
 
 def as_deep(source: ModelConfig, target: ModelConfig) -> ModelConfig:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import ModelConfig, pattern
+from tokenformer_jax.config import ModelConfig, matching, pattern
 from tokenformer_jax.config.groups import without_records
 from tokenformer_jax.config.model import layer_path
 from tokenformer_jax.config.section import leaves
@@ -95,7 +95,7 @@ def describe(model: ModelConfig, ids: Mapping[str, int], dtype: str) -> dict[str
     'tie_word_embeddings': False,  # A tied head has no tensor of its own.
     'format': saved_config.FORMAT,
     'layers': pattern.names(model.repeats),
-    'tokenformer': config_lib.to_json(without_records(model)),
+    'tokenformer': config_lib.to_json(matching.untied(without_records(model))),
   }
 
 

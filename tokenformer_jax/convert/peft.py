@@ -84,17 +84,18 @@ Pair = tuple[Tensor, Tensor]  # A [r, D_in] and s B [D_out, r] of a matrix
 
 def _matrices(model: ModelConfig, layout: Layout) -> dict[str, _Matrix]:
   """Return the matrices of layers that can have tokens beside them, by the hub's module names."""
-  layers = dict(zip(trunk.layer_paths(model.repeats), pattern.names(model.repeats), strict=True))
+  named_paths = zip(trunk.layer_paths(model.repeats), pattern.names(model.repeats), strict=True)
+  layers = {(path.stack, path.row): name for path, name in named_paths}
   known, named = {*matrices(model), *beside_matrices(model)}, {}
   for name, entry in layout.items():
     if entry.paths[0][-1] != 'kernel':
       continue
     names = list(entry.paths[0][1:-1])
-    stack = names.pop(0) if next(iter(layers)).stack else ''
+    stack = names.pop(0) if next(iter(layers))[0] else ''
     own = '.'.join([*names[:-1], 'each'])
     if names[0] == 'attention':
       own = 'proj' if names[1] == 'proj' else 'qkv'
-    projection = projection_name(layers[trunk.LayerPath(stack, entry.indices[0])], own)
+    projection = projection_name(layers[stack, entry.indices[0]], own)
     if projection in known:
       named[name.removesuffix('.weight')] = _Matrix(projection, entry)
   return named

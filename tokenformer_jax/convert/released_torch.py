@@ -10,7 +10,6 @@ from tokenformer_jax.config import LMConfig, ModelConfig, PattentionConfig, Rota
 from tokenformer_jax.config.groups import named_groups
 from tokenformer_jax.config.model import BASE
 from tokenformer_jax.config.pattention import SCORES as SCORE_CONFIGS
-from tokenformer_jax.config.pattern import Repeat
 from tokenformer_jax.convert import tensor_files, tensor_layout
 from tokenformer_jax.convert.family import norm
 from tokenformer_jax.convert.tensor_files import Shape
@@ -130,7 +129,7 @@ def _sizes(shapes: Mapping[str, Shape], name: str) -> Shape:
 
 def check_can_compute(model: ModelConfig) -> None:
   """Check that the released code can compute a model; its sizes do not matter."""
-  if model.repeats != (Repeat((BASE,), model.depth),):
+  if [repeat.layers for repeat in model.repeats] != [(BASE,)]:
     raise UserError(
       f'model.pattern is {model.pattern!r}; a model of several kinds of layers has no place in the '
       f'released layout, which is for {BASE}*N only'

@@ -46,7 +46,9 @@ from tokenformer_jax.grow.apply import Steps
 from tokenformer_jax.grow.derivation import Derivation, Made, Parent
 from tokenformer_jax.grow.steps import experts as experts_lib
 from tokenformer_jax.grow.steps import matrices as matrices_lib
+from tokenformer_jax.grow.steps import untie as untie_lib
 from tokenformer_jax.grow.steps.remove import ScaleGroups, TakeGroups
+from tokenformer_jax.grow.steps.untie import What
 from tokenformer_jax.model import models
 from tokenformer_jax.model.params import Params, lookup
 from tokenformer_jax.parallel import messages
@@ -365,6 +367,20 @@ def as_tokens(parent: Parent, target: Path, matrices: Text | None = None) -> Mad
   return new.write('as_tokens', after, steps)
 
 
+def untie(parent: Parent, target: Path, what: What) -> Made:
+  """Give tied layers, or a head that is the embedding, arrays of their own; no output changes.
+
+    run.untie('runs/untied', 'layers')
+
+  Args:
+    target: The new work directory.
+    what: layers: those of the pattern's ^N; or head.
+  """
+  new = parent.derive(target, GrowConfig())
+  after = untie_lib.wanted(new.before, what)
+  return new.write('untie', after, plan.check(new.before, after, new.config), exact=True)
+
+
 def group_table(parent: Parent) -> str:
   """Return a table of the groups of parameter tokens and of where they come from."""
   meta = checkpoint.open_source(parent.source).meta
@@ -383,6 +399,7 @@ ACTIONS: dict[str, Callable[..., Any]] = {
   'scale': scale,
   'freeze': freeze,
   'as_tokens': as_tokens,
+  'untie': untie,
   'groups': group_table,
 }
 

@@ -95,7 +95,13 @@ def _layers(before: ModelConfig, after: ModelConfig) -> list[tuple[str, str, str
   """Return rows of the number of layers, and of the layers of each name if there are several."""
   old, new = (collections.Counter(pattern.names(model.repeats)) for model in (before, after))
   named = [_row(f'{name} layers', old[name], count) for name, count in new.items()]
-  return [_row('layers', before.depth, after.depth), *(named if len(new) > 1 else [])]
+  own = [sum(one.rows * len(one.layers) for one in model.repeats) for model in (before, after)]
+  tied = own != [before.depth, after.depth]
+  return [
+    _row('layers', before.depth, after.depth),
+    *([_row('layers with arrays of their own', *own)] if tied else []),
+    *(named if len(new) > 1 else []),
+  ]
 
 
 def _row(name: str, before: float, after: float) -> tuple[str, str, str, str]:

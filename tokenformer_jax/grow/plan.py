@@ -18,7 +18,7 @@ from tokenformer_jax.config import (
 from tokenformer_jax.config.groups import check_new_tokens_train
 from tokenformer_jax.errors import UserError, arg
 from tokenformer_jax.grow.apply import Steps
-from tokenformer_jax.grow.steps import experts, layers, tokens, widen
+from tokenformer_jax.grow.steps import experts, layers, tokens, untie, widen
 from tokenformer_jax.grow.steps.step import Step
 from tokenformer_jax.model import models
 from tokenformer_jax.runs.checkpoint_meta import Ancestor, Lineage
@@ -31,6 +31,7 @@ _CHANGES: dict[type[Step], str] = {
   widen.FillBlocks: 'wider',
   widen.AddNeurons: 'wider',
   experts.AddExperts: 'more_experts',
+  untie.Untie: 'untied',
   layers.AddLayers: 'deeper',
 }
 
@@ -101,7 +102,7 @@ def _wider(
 def plan_growth(source: ModelConfig, target: ModelConfig, grow: GrowConfig) -> Steps:
   """Return the steps from a model to a larger one, which `check` checks.
 
-  Tokens are added first, then experts, then layers.
+  Tokens are added first, then experts; then tied arrays are untied, and layers added.
   """
   shallow = matching.shallow(source, target)
   narrow = experts.narrow(source, shallow)
@@ -123,9 +124,12 @@ def plan_growth(source: ModelConfig, target: ModelConfig, grow: GrowConfig) -> S
       steps.append(widen.CopyUnits(*pair, method.kind, method.noise, grow.seed))
   if shallow != narrow:
     steps.append(experts.AddExperts(narrow, shallow))
-  if source.repeats != target.repeats:
+  own = matching.untied(shallow, target)
+  if own != shallow:
+    steps.append(untie.Untie(shallow, own))
+  if own.repeats != target.repeats:
     base = matching.routed(matching.with_first_tokens(source, narrow), shallow)
-    steps.append(layers.AddLayers(shallow, target, grow.place, base))
+    steps.append(layers.AddLayers(own, target, grow.place, base))
   return tuple(steps)
 
 
@@ -244,10 +248,7 @@ def plan_removal(last: Ancestor, model: ModelConfig) -> Steps:
   for step in reversed(plan_growth(last.model, model, last.grow)):
     inverse = step.inverse()
     if inverse is None:
-      raise UserError(
-        'the last growth duplicated the tokens and divided the values of the old ones among the '
-        'copies; taking the copies out would not give back what was there'
-      )
+      raise UserError(step.permanent)
     inverses.append(inverse)
   return tuple(inverses)
 
@@ -262,6 +263,6 @@ def rate_factor(source: ModelConfig, target: ModelConfig) -> float:
   def active(model: ModelConfig) -> float:
     definition = models.define(model)
     pairs = zip(jax.tree.leaves(definition.info), jax.tree.leaves(definition.abstract), strict=True)
-    return sum(array.size * info.active for info, array in pairs if info.in_layers)
+    return sum(array.size * info.active * info.runs for info, array in pairs if info.in_layers)
 
   return round((active(target) / active(source)) ** -0.75, 3)

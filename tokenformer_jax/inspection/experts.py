@@ -78,7 +78,7 @@ def measure(
   def answers(path: trunk.LayerPath) -> Answers:
     ids, experts = [], []
     for ids_BxT, choices in measured:
-      chosen_BxTxK = choices[path.stack][path.row]
+      chosen_BxTxK = choices[path.stack][path.run]
       counted = ids_BxT >= 0
       experts.append(chosen_BxTxK[counted].ravel())
       ids.append(np.repeat(ids_BxT[counted], chosen_BxTxK.shape[-1]))

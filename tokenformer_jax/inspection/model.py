@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax.config import MLPConfig, ModelConfig, TextConfig
+from tokenformer_jax.config import MLPConfig, TextConfig
 from tokenformer_jax.data import held_out
 from tokenformer_jax.decoding import trained
 from tokenformer_jax.decoding.trained import Trained
@@ -23,7 +23,6 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.inspection import experts, usage
 from tokenformer_jax.inspection import weights as weights_lib
 from tokenformer_jax.inspection.weights import TokenArrays, compiled, pattentions
-from tokenformer_jax.model import models
 from tokenformer_jax.model.params import lookup
 from tokenformer_jax.runs import checkpoint
 from tokenformer_jax.runs.checkpoint_meta import Meta
@@ -55,19 +54,17 @@ def old_tokens(model: Trained) -> dict[int, dict[str, int]] | None:
     return None
   layers = pattentions(model.definition)
   counts = {
-    number: {
-      name: _old(growth, model.config.model, number, tokens) for name, tokens in layer.items()
-    }
+    number: {name: _old(growth, tokens) for name, tokens in layer.items()}
     for number, layer in enumerate(layers)
   }
   now = [{name: tokens.tokens for name, tokens in layer.items()} for layer in layers]
   return None if list(counts.values()) == now else counts
 
 
-def _old(growth: LastGrowth, model: ModelConfig, layer: int, tokens: TokenArrays) -> int:
+def _old(growth: LastGrowth, tokens: TokenArrays) -> int:
   """Return the tokens of a Pattention before a growth, or the neurons of an MLP."""
   ranges = lookup(growth.old, tokens.keys).ranges
-  row = lookup(models.define(model).info, tokens.keys).depth.index(layer + 1)
+  row = tokens.layer.row
   if 'layers' in ranges and (row, row + 1) not in ranges['layers']:
     return 0
   first = ranges.get('hidden' if tokens.is_mlp else 'param_tokens')
@@ -93,7 +90,7 @@ def maps(
     weights = jax.device_get(run(model.params, batch))
   return {
     layer: {
-      name: weights[tokens.layer.stack][name][tokens.layer.row]
+      name: weights[tokens.layer.stack][name][tokens.layer.run]
       for name, tokens in known[layer].items()
     }
     for layer in layers

@@ -92,11 +92,11 @@ def measure(
   positions = int(np.sum(rows >= 0))
 
   def usage(name: str, tokens: TokenArrays) -> Usage:
-    stack, index = tokens.layer
-    norms, zeros = (array[index] for array in norms_and_zeros[stack, name])
+    stack, row, run = tokens.layer
+    norms, zeros = (array[row] for array in norms_and_zeros[stack, name])
     return Usage(
       positions=positions,
-      mean=total[stack][name][index] / positions,
+      mean=total[stack][name][run] / positions,
       value_norms=np.asarray(norms, np.float64),
       dead=zeros & np.repeat(tokens.zero_at_zero, tokens.groups),
     )

@@ -56,7 +56,7 @@ def pattentions(definition: Definition) -> tuple[dict[str, TokenArrays], ...]:
 
   def describe(stack: str, path: Names, module: Pattention | MLP) -> TokenArrays:
     path = ('blocks', *filter(None, [stack]), *path)
-    layer = LayerPath(stack, 0)
+    layer = LayerPath(stack, row=0, run=0)
     if isinstance(module, MLP):
       up, down = (arrays[*path, name][Role.KERNEL] for name in ('up', 'down'))
       zero_at_zero = module.up.bias is None  # as all activations are
@@ -120,11 +120,12 @@ def run_layers(
   """Apply a function to all layers, one after the other.
 
   `apply` maps a layer, its input [B, T, D] and the context of the ids to the layer's output and a
-  result. Return the results of each stack, stacked.
+  result. Return the results of each stack, stacked by runs of its layers.
   """
   context, results = Context.from_ids(ids_BxT), {}
   x_BxTxD = model.embed(jnp.maximum(ids_BxT, 0))
-  for stacks in trunk.named_stacks(model.blocks, model.repeats):
+  named = trunk.named_stacks(model.blocks, model.repeats)
+  for repeat, stacks in zip(model.repeats, named, strict=True):
     x_BxTxD, outputs = scan_rows(
       list(stacks.values()),
       lambda block, x, _: apply(block, x, context),
@@ -132,6 +133,7 @@ def run_layers(
       [None] * len(stacks),
       remat='everything',  # nothing is differentiated
       unrolled=False,
+      tied_runs=repeat.count if repeat.tied else 0,
     )
     results |= zip(stacks, outputs, strict=True)
   return results

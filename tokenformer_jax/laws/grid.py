@@ -212,13 +212,13 @@ def scaled(model: ModelConfig, scale: str, factor: float, flag: str = '--factors
   by = _Factor(factor, flag)
   if scale == 'layers':
     layers = by.times(model.depth, f'model.pattern={model.pattern!r} layers')
-    (row, _), *others = model.repeats
+    (row, _, tied), *others = model.repeats
     if others or layers % len(row):
       raise UserError(
         f'--scale=layers cannot multiply the pattern {model.pattern!r} by {factor:g}; it needs one '
         'row of layers, whole times'
       )
-    return dataclasses.replace(model, pattern=as_text([Repeat(row, layers // len(row))]))
+    return dataclasses.replace(model, pattern=as_text([Repeat(row, layers // len(row), tied)]))
   tokens = {
     name: _more_tokens(projection, by, name)
     for name, projection in config_lib.pattentions(model).items()

@@ -60,9 +60,10 @@ class ParamInfo:
     axes: a logical name for each axis (see `rules.RULES`).
     role: the purpose of the array.
     initializer: draws the array from a key, a shape and a dtype. Growth draws other shapes.
-    depth: 0 before the layers; in stacked layers the number of each layer, from 1 on; None after
-      the layers, and in layers that are not stacked, which only decode.
+    depth: 0 before the layers; in stacked layers the number of each layer, from 1 on, of tied ones
+      the first; None after the layers, and in layers that are not stacked, which only decode.
     active: the share of the array's entries that one token uses.
+    runs: how often one token uses them: more than once in tied layers.
     groups: for an array of parameter tokens, the numbers of tokens that share a norm, in order.
     frozen: for each of these groups, whether training leaves it as it is.
     adds_to_residual: whether a branch adds its products with the array to the residual stream. A
@@ -78,6 +79,7 @@ class ParamInfo:
   initializer: Initializer
   depth: int | tuple[int, ...] | None = None
   active: float = 1.0
+  runs: int = 1
   groups: tuple[int, ...] = ()
   frozen: tuple[bool, ...] = ()
   adds_to_residual: bool = False
@@ -238,10 +240,12 @@ def stack(
   *,
   rngs: nnx.Rngs,
   depths: Sequence[int] | None = None,
+  runs: int = 1,
 ) -> nnx.Module:
   """Make `layers` modules as one; every parameter has a leading axis `layers`.
 
   `depths` are the modules' numbers among all layers of the model, from 1 on; None: 1 … `layers`.
+  `runs`: how often each of them runs: see `ParamInfo.runs`.
   """
   graphdef, state = nnx.split(make(_Shapes()))
 
@@ -255,6 +259,7 @@ def stack(
       initializer=_layer_by_layer(info.initializer),
       first=None if info.first is None else _layer_by_layer(info.first),
       depth=tuple(depths or range(1, layers + 1)),
+      runs=runs,
     )
 
   def shape(one: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -281,11 +286,16 @@ def _layer_by_layer(init: Initializer) -> Initializer:
 def matrix_entries(
   module: nnx.Module, which: Callable[[ParamInfo], bool] = lambda info: True
 ) -> int:
-  """Count the entries that one token uses in the module's matrices that `which` selects."""
+  """Count the entries that one token uses in the module's matrices that `which` selects.
+
+  Entries of tied layers count as often as they run.
+  """
   variables = jax.tree.leaves(nnx.state(module, nnx.Param), is_leaf=_is_variable)
   infos = [(variable.get_metadata('info'), variable.size) for variable in variables]
   return sum(
-    round(size * info.active) for info, size in infos if info.role in _MATRICES and which(info)
+    info.runs * round(size * info.active)
+    for info, size in infos
+    if info.role in _MATRICES and which(info)
   )
 
 

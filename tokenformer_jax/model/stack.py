@@ -66,6 +66,7 @@ def scan_rows(
   *,
   remat: str,
   unrolled: bool,
+  tied_runs: int = 0,
 ) -> tuple[jax.Array, Outputs]:
   """Apply L rows of layers one after the other: the first layer of every stack, then the second.
 
@@ -77,26 +78,31 @@ def scan_rows(
     remat: the name of a policy above, for the backward pass of each layer.
     unrolled: whether each row has code of its own. A loop copies saved values into stacked arrays
       and back, and its program is as long as one row.
+    tied_runs: if the stacks have one layer each, how often to apply this row, which gets the sum of
+      the gradients of its runs; 0: every row once.
 
   Returns:
     The last x, and for each stack the outputs of its layers stacked along a leading axis.
   """
   split = [nnx.split(layers) for layers in stacks]
   graphs = [graphdef for graphdef, _ in split]
-  rows = [(state, extra) for (_, state), extra in zip(split, per_layer, strict=True)]
+  states = [state for _, state in split]
+  # The loop takes the rows of untied layers apart. A tied row is a constant of the loop.
+  tied = [jax.tree.map(lambda array: array[0], state) for state in states] if tied_runs else None
+  rows = list(zip([None] * len(states) if tied else states, per_layer, strict=True))
 
   def apply_row(x: jax.Array, row: Rows) -> tuple[jax.Array, Outputs]:
     outputs = []
-    for graphdef, (state, extra) in zip(graphs, row, strict=True):
+    for graphdef, one, (state, extra) in zip(graphs, tied or row, row, strict=True):
       run = functools.partial(_apply_layer, apply, graphdef)
       if (policy := _POLICIES[remat]) is not None:
         # In a loop XLA cannot merge the recomputation with the forward pass: no barrier is needed.
         run = jax.checkpoint(run, prevent_cse=unrolled, policy=policy)
-      x, output = run(x, state, extra)
+      x, output = run(x, one if tied else state, extra)
       outputs.append(output)
     return x, tuple(outputs)
 
-  return jax.lax.scan(apply_row, x, rows, unroll=unrolled)
+  return jax.lax.scan(apply_row, x, rows, length=tied_runs or None, unroll=unrolled)
 
 
 def _apply_layer(

@@ -2,9 +2,10 @@
 
 A pattern (`config/pattern.py`) gives repeats of rows of layers. The layers at one position of a row
 have their parameters stacked along a leading axis, `layers`, and a repeat is one loop over those
-stacks. In a trunk with one stack the parameters have paths such as
-`blocks/attention/query/keys`. With several stacks the path includes the stack's name, which is the
-layer's name and the number of the stack: `blocks/local_0/…`, `blocks/full_1/…`.
+stacks. Tied layers, `layer^2`, have one row of arrays for all their runs. In a trunk with one stack
+the parameters have paths such as `blocks/attention/query/keys`. With several stacks the path
+includes the stack's name, which is the layer's name and the number of the stack:
+`blocks/local_0/…`, `blocks/full_1/…`.
 """
 
 import dataclasses
@@ -49,10 +50,11 @@ class Stacks(nnx.Module):
 
 
 class LayerPath(NamedTuple):
-  """The path of a layer's parameters: the name of its stack ('' for the only one), and the row."""
+  """The path of a layer's parameters."""
 
-  stack: str
-  row: int
+  stack: str  # the name of its stack, '' for the only one
+  row: int  # of the arrays of the stack
+  run: int  # the number of the layer's run; runs of tied layers share a row
 
 
 def make(architecture: Architecture, *, execution: Execution, rngs: nnx.Rngs) -> Any:
@@ -70,7 +72,13 @@ def make(architecture: Architecture, *, execution: Execution, rngs: nnx.Rngs) ->
     layers = 'unrolled' if _is_unrolled(execution, repeat) else 'scan'
     how = dataclasses.replace(execution, layers=layers)
     make_layer = functools.partial(makers[name], execution=how)
-    return stack(lambda rngs: make_layer(rngs=rngs), repeat.count, rngs=rngs, depths=depths[own])
+    return stack(
+      lambda rngs: make_layer(rngs=rngs),
+      repeat.rows,
+      rngs=rngs,
+      depths=depths[own][: repeat.rows],
+      runs=repeat.count // repeat.rows,
+    )
 
   stacks = {
     own: stacked(own, name, repeat)
@@ -94,9 +102,9 @@ def _stack_names(repeats: Sequence[Repeat]) -> list[list[str]]:
 def layer_paths(repeats: Sequence[Repeat]) -> Iterator[LayerPath]:
   """Yield the path of each layer's parameters, in execution order."""
   for repeat, names in zip(repeats, _stack_names(repeats), strict=True):
-    for row in range(repeat.count):
+    for run in range(repeat.count):
       for name in names:
-        yield LayerPath(name, row)
+        yield LayerPath(name, 0 if repeat.tied else run, run)
 
 
 def named_stacks(blocks: nnx.Module, repeats: Sequence[Repeat]) -> list[dict[str, Any]]:
@@ -167,6 +175,7 @@ def run(
       own,
       remat=execution.remat,
       unrolled=_is_unrolled(execution, repeat),
+      tied_runs=repeat.count if repeat.tied else 0,
     )
     auxes.extend(stacked)
   return x_BxTxD, None, _combine(auxes)

@@ -20,7 +20,8 @@ def new_run_id() -> str:
 class Ancestor:
   """One entry of a lineage: a change of a model other than by training."""
 
-  action: str  # grow, shrink, merge, remove, slice, scale or freeze; extract in extracted tokens
+  # grow, shrink, merge, remove, slice, scale, freeze or untie; extract in extracted tokens
+  action: str
   source: str  # the source's work directory
   step: int  # the source's step
   model: config_lib.Model  # the source's model

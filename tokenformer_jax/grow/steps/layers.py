@@ -51,8 +51,8 @@ def wanted(model: ModelConfig, layers: int | None, pattern: str | None) -> Model
     return with_references(dataclasses.replace(model, pattern=text))
   if layers is None:
     return model
-  (row, _), *others = model.repeats
-  if others:
+  (row, _, tied), *others = model.repeats
+  if others or tied:
     raise UserError(
       f'{arg.layers}={layers} does not say which layers of the pattern {model.pattern!r} are '
       f'to be more; write the new pattern: {arg.pattern}=…'
@@ -134,6 +134,8 @@ class Stacks:
     self._stacks: dict[str, list[trunk.LayerPath | None]] = {}
     self._numbers: dict[str, list[int]] = {}
     for number, (layer, origin) in enumerate(zip(new, origins, strict=True)):
+      if layer.row != layer.run:  # The first run of tied layers has made their arrays.
+        continue
       self._stacks.setdefault(layer.stack, []).append(None if origin is None else old[origin])
       self._numbers.setdefault(layer.stack, []).append(number)
 
@@ -163,7 +165,7 @@ class Stacks:
     at = 2 if self._several else 1
     return path[:at], path[at:]
 
-  def of_layers(self, path: Path, values: Sequence[bool]) -> np.ndarray:
+  def of_layers(self, path: Path, values: Sequence[int]) -> np.ndarray:
     """Return the values of the layers of the array at `path`, given those of all layers."""
     return np.array([values[number] for number in self._numbers[self._name(path)]])
 
@@ -199,6 +201,24 @@ class AddLayers(Step):
           f'a new layer must pass its input on unchanged at first, and with {layer_path(name)}.'
           f'{reason}; only whole copies of old layers can be added, which is not exact: '
           'place=whole_copies'
+        )
+    self._check_tied(old)
+
+  def _check_tied(self, old: Sequence[int | None]) -> None:
+    """Check that tied layers are new, or runs of layers that were tied already."""
+    paths = list(trunk.layer_paths(self.before.repeats))
+    rows: dict[trunk.LayerPath, list[int]] = {}
+    for number, path in enumerate(trunk.layer_paths(self.after.repeats)):
+      rows.setdefault(path._replace(run=0), []).append(number)
+    for numbers in rows.values():
+      known = (old[number] for number in numbers)
+      origins = {None if one is None else paths[one]._replace(run=0) for one in known}
+      if len(origins) > 1 and not (self.place in _WHOLE and len(origins - {None}) == 1):
+        raise UserError(
+          f'model.pattern is {self.before.pattern!r} in the source and {self.after.pattern!r} in '
+          'the target, which ties layers that have arrays of their own, or runs tied layers more '
+          'often; a growth can untie layers (write * for ^), add other tied ones, or, with '
+          'place=whole_copies, run them more often, which is not exact'
         )
 
   def inexact(self) -> str:

@@ -9,6 +9,7 @@ import abc
 import dataclasses
 import zlib
 from collections.abc import Callable
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +36,7 @@ class Step(abc.ABC):
 
   before: ModelConfig
   after: ModelConfig
+  permanent: ClassVar[str] = ''  # why no step gives back the model before
   data: Arrays | None = dataclasses.field(default=None, kw_only=True, compare=False)
 
   def check(self) -> None:

@@ -161,6 +161,10 @@ class DuplicateTokens(_GrownTokens):
 
   noise: float = 0.0
   method = 'duplicate'
+  permanent = (
+    'the last growth duplicated the tokens and divided the values of the old ones among the '
+    'copies; taking the copies out would not give back what was there'
+  )
 
   def _check_projection(self, name: str, old: PattentionConfig, new: PattentionConfig) -> None:
     if new.tokens % old.tokens:
