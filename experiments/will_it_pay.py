@@ -190,7 +190,7 @@ def report_left_out(known: Sequence[Point]) -> None:
 
 
 def report_families(all_runs: Sequence[Runs]) -> None:
-  """Print what four sizes on one trunk save, measured and by the law, fitted to other runs."""
+  """Print what four sizes on one trunk save, by the law of their first growths too."""
   rows = [['four sizes', 'grown at', 'all save', 'law', 'the largest alone', 'law']]
   for runs, (name, starts) in itertools.product(all_runs, GROWTHS.items()):
     if not (made := families.families(runs, name)):

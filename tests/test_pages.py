@@ -49,7 +49,6 @@ PREPARED = (
   'train --config=lm_sparse_tokenformer',
   'train --workdir=runs/mixture',
   'train --workdir=runs/wider',
-  'train --workdir=runs/on_docs',
   'train --workdir=runs/prose',
   'train --config=configs/vit_digits.py',
   'train --config=configs/vit_imagenet.py:b16',

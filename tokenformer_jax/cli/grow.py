@@ -28,7 +28,7 @@ from tokenformer_jax.parallel import messages
 from tokenformer_jax.runs import checkpoint
 
 Counts = Mapping[Str, Int]
-_ACTIONS = signatures.Actions(ACTIONS, default='grow', without=['parent'])
+_ACTIONS = signatures.Actions(ACTIONS, default='grow', without=['parent', 'dry_run'])
 
 
 def _parent(source: Text, *, mesh: Counts | None = None, dry_run: Bool = False) -> Parent:
@@ -37,7 +37,7 @@ def _parent(source: Text, *, mesh: Counts | None = None, dry_run: Bool = False) 
   Args:
     source: The run to start from: DIR, or DIR@STEP.
     mesh: The sizes replica=N,fsdp=N,experts=N,tokens=N; default: the source's.
-    dry_run: Print the table and stop.
+    dry_run: Print the table, for a growth also whether it pays, and stop.
   """
   sizes = None if mesh is None else _mesh_config(mesh)
   return Parent(source, sizes, dry_run, show=lambda text: print(text, flush=True))

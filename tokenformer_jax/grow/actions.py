@@ -38,7 +38,7 @@ from tokenformer_jax.config.growth import (
   StepNumber,
 )
 from tokenformer_jax.config.projections import grown_model, pattentions
-from tokenformer_jax.config.section import Float, Str
+from tokenformer_jax.config.section import Bool, Float, Str
 from tokenformer_jax.errors import UserError, arg
 from tokenformer_jax.grow import groups as groups_lib
 from tokenformer_jax.grow import grow_run, merging, payoff, plan, subsets, verify
@@ -85,6 +85,7 @@ def grow(
   step: StepNumber = 'keep',
   seed: Natural = 0,
   rate: Annotated[Float, Field(ge=0, le=100)] = 0.0,
+  dry_run: Bool = False,
 ) -> Made:
   """Make a larger model in a new work directory, and say whether it is exact.
 
@@ -113,9 +114,10 @@ def grow(
     step: The number of steps made.
     seed: Seed of the draws.
     rate: Factor on the learning rate; 0: by size.
+    dry_run: Print what changes and whether it pays, and stop.
 
   Returns:
-    The larger run, at the same step.
+    The larger run, at the same step; with dry_run this run.
 
   Raises:
     UserError: the target exists, a size is not allowed, or a growth that must be exact changes
@@ -133,7 +135,7 @@ def grow(
   if experts is None and (expert_tokens or top_k):
     name = 'expert_tokens' if expert_tokens else 'top_k'
     raise UserError(f'{arg[name]} has an effect only with {arg.experts}=N; leave it out')
-  new = parent.derive(target, config)
+  new = dataclasses.replace(parent, dry_run=parent.dry_run or dry_run).derive(target, config)
   more = None
   if experts is not None:
     counts = experts_lib.named_counts(new.before, experts, arg.experts)

@@ -249,7 +249,8 @@ def _published(one: Payoff) -> list[tuple[str, str]]:
     saved = 1 - 1 / (least * (most / least) ** share)
     ladder = f'{percent(saved)} at these FLOPs, for × 1.5 and 7 to 8 tokens a parameter'
   inside = math.prod(one.factors) <= 2 and one.length <= _USUAL
-  rule = f'reliable to × 2, less beyond 20 tokens a parameter: {"inside" if inside else "beyond"}'
+  rule = 'surest up to × 2 and 20 tokens a parameter'
+  rule += ', as here' if inside else '; this is beyond'
   rows = [('2609.19107', ladder), ('2605.13405', rule), ('2510.06548', _OVERTRAINED)]
   return [*rows, ('by', _BY)]
 
