@@ -165,9 +165,12 @@ def test_the_law_of_a_table_is_that_of_its_points(tmp_path):
   [
     (b'', 'has no column parameters'),
     (b'parameters,tokens\n1,2\n', 'has no column loss'),
-    (b'parameters,tokens,loss,flops\n', "has a column 'flops'; a table has the columns"),
+    (
+      b'N,tokens,loss\n',
+      "no column parameters, but 'N', 'tokens', 'loss'; a table has the columns",
+    ),
     (b'parameters,tokens,loss,loss\n', 'has 2 columns loss'),
-    (b'parameters;tokens;loss\n', "has a column 'parameters;tokens;loss'"),
+    (b'parameters;tokens;loss\n', "but 'parameters;tokens;loss'; .* separated by commas"),
     (HEADER.encode() + b'1,2,3\n1,0,3\n', "line 3 of .* has tokens '0'"),
     (HEADER.encode() + b'1,2,nan\n', "line 2 of .* has loss 'nan'"),
     (HEADER.encode() + b'"1,000",2,3\n', "line 2 of .* has parameters '1,000'"),
@@ -196,3 +199,11 @@ def test_a_table_of_too_few_runs_is_refused(tmp_path, rows):
   table.write_text(HEADER + rows)
   with pytest.raises(UserError, match=f'there are {len(rows.splitlines())} points'):
     laws_command.main(str(table))
+
+
+def test_other_columns_and_perplexities_of_a_table_are_named(tmp_path):
+  table = tmp_path / 'others.csv'
+  table.write_text('seed,parameters,tokens,loss,rate\n1,1e6,1e8,21.5,1e-3\n')
+  read = points.read_table(str(table))
+  assert read.parameters.tolist() == [1e6] and read.loss.tolist() == [21.5]
+  assert 'not read: seed, rate' in read.notes[1] and 'natural logarithm' in read.notes[2]

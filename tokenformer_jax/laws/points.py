@@ -14,6 +14,7 @@ from tokenformer_jax.laws import formulas, runs
 from tokenformer_jax.laws.runs import FinishedRun
 
 _NUMBERS = ('parameters', 'tokens', 'loss')  # the columns that a table must have
+_MOST_NATS = 14.0  # a token; guessing among a million tokens costs as much
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +103,8 @@ def from_runs(finished: Iterable[FinishedRun], notes: Sequence[str] = ()) -> Poi
 def read_table(path: str) -> Points:
   """Read a CSV table of runs: `parameters`, `tokens` and `loss` of each, and maybe its `name`.
 
+  Other columns are not read, and a note names them.
+
   Raises:
     UserError: the file cannot be read, or a column or a value is missing or wrong.
   """
@@ -134,23 +137,29 @@ def read_table(path: str) -> Points:
     runs_of_table.append((size, tokens, loss, cells.get('name') or f'line {line}'))
   runs_of_table.sort()
   sizes, tokens, losses = np.array([run[:3] for run in runs_of_table], float).reshape(-1, 3).T
-  note = (
+  notes = [
     'a table does not state the data, the unit of losses or the learning rates: its losses are '
     'taken as nats a token on one validation text, of dense runs whose rate had decayed'
-  )
-  return Points(tuple(run[3] for run in runs_of_table), sizes, tokens, losses, (note,))
+  ]
+  if other := [column for column in columns if column not in (*_NUMBERS, 'name')]:
+    notes.append(f'columns of the table that are not read: {", ".join(other)}')
+  if losses.size and losses.max() > _MOST_NATS:
+    notes.append(
+      f'a loss of {losses.max():.4g} is more than a guess among a million tokens costs in nats; of '
+      'perplexities give the natural logarithm'
+    )
+  return Points(tuple(run[3] for run in runs_of_table), sizes, tokens, losses, tuple(notes))
 
 
 def _check_columns(columns: Sequence[str], path: str) -> None:
   """Check the header of a table: known columns, each once, and those of numbers present."""
-  allowed = f'a table has the columns {", ".join(_NUMBERS)}, and may have name'
+  allowed = f'a table has the columns {", ".join(_NUMBERS)}, separated by commas, and may have name'
   for column in columns:
-    if column not in (*_NUMBERS, 'name'):
-      raise UserError(f'{path} has a column {column!r}; {allowed}')
     if columns.count(column) > 1:
       raise UserError(f'{path} has {counted(columns.count(column), "column")} {column}; {allowed}')
   if missing := [name for name in _NUMBERS if name not in columns]:
-    raise UserError(f'{path} has no column {missing[0]}; {allowed}')
+    present = ', '.join(map(repr, columns)) or 'no header'
+    raise UserError(f'{path} has no column {missing[0]}, but {present}; {allowed}: rename them')
 
 
 def check_usable(run: FinishedRun) -> None:
