@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from tokenformer_jax.config.feed_forward import FeedForward
 from tokenformer_jax.config.mixers import Mixer, SoftmaxConfig
 from tokenformer_jax.config.pattention import PattentionConfig
-from tokenformer_jax.config.section import Bool, OneOf, key, section, table
+from tokenformer_jax.config.section import Bool, Float, OneOf, key, section, table
 
 
 @section
@@ -58,7 +58,22 @@ class SandwichConfig:
   before: Bool = key(True, 'a norm before each part as well; without: x + norm(mixer(x)) (OLMo 2)')
 
 
-Wirings = PreNormConfig | PostNormConfig | SkiplessConfig | ParallelConfig | SandwichConfig
+@section
+class BoundaryConfig:
+  """x becomes norm(x) + α e, then as pre_norm; e is the x of the first such layer, norm(x) 0 there.
+
+  The boundary operator between prelude, cores and coda (arXiv 2609.19107, eq. 3): the norm is
+  RMSNorm without a scale.
+  """
+
+  kind: ClassVar[str] = 'boundary'
+
+  scale: Float = key(1.0, 'α; the paper has 1 and 0.707', above=0)
+
+
+Wirings = (
+  PreNormConfig | PostNormConfig | SkiplessConfig | ParallelConfig | SandwichConfig | BoundaryConfig
+)
 Wiring = Annotated[Wirings, OneOf(table(Wirings))]
 Norm = Literal['plain', 'bias', 'affine', 'rms', 'rms_plain', 'rms_offset', 'none']
 

@@ -31,6 +31,7 @@ CODE = ('modeling_tokenformer.py', 'modeling_tokenformer_layers.py')  # in this 
 # The values of keys with others that the files do not know, by the end of the key's path.
 _VALUES = {
   'mixer.kind': ('softmax',),
+  'wiring.kind': ('pre_norm', 'post_norm', 'skipless', 'parallel', 'sandwich'),
   'scaling.kind': ('none', 'linear', 'llama3', 'yarn'),
   'norm': ('plain', 'bias', 'affine', 'rms', 'rms_plain', 'rms_offset', 'none'),
 }

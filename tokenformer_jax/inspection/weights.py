@@ -70,14 +70,15 @@ def pattentions(definition: Definition) -> tuple[dict[str, TokenArrays], ...]:
   stacked: dict[str, dict[str, TokenArrays]] = {}
 
   def run(params: Params, ids_BxT: jax.Array) -> jax.Array:
-    model = definition.bind(params)
+    model, context = definition.bind(params), FROM_START
     x_BxTxD = model.embed(ids_BxT)
     for stacks in trunk.named_stacks(model.blocks, model.repeats):
       for stack, layers in stacks.items():
         graphdef, state = nnx.split(layers)
         block = nnx.merge(graphdef, jax.tree.map(lambda array: array[0], state))
         modules = _pattentions(block)
-        x_BxTxD, weights = _run_watched(block, x_BxTxD, FROM_START, jnp.sum)
+        x_BxTxD, context = trunk.enter(block, x_BxTxD, context)
+        x_BxTxD, weights = _run_watched(block, x_BxTxD, context, jnp.sum)
         stacked[stack] = {name: describe(stack, *modules[name]) for name in weights}
     return x_BxTxD
 
@@ -126,9 +127,10 @@ def run_layers(
   x_BxTxD = model.embed(jnp.maximum(ids_BxT, 0))
   named = trunk.named_stacks(model.blocks, model.repeats)
   for repeat, stacks in zip(model.repeats, named, strict=True):
+    x_BxTxD, context = trunk.enter(next(iter(stacks.values())), x_BxTxD, context)
     x_BxTxD, outputs = scan_rows(
       list(stacks.values()),
-      lambda block, x, _: apply(block, x, context),
+      lambda block, x, _, context=context: apply(block, x, context),
       x_BxTxD,
       [None] * len(stacks),
       remat='everything',  # nothing is differentiated

@@ -1,6 +1,7 @@
 """The block, which joins a mixer and a feed-forward part, and the architecture made of blocks."""
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,9 @@ from tokenformer_jax.config import (
   SkiplessConfig,
   SoftmaxConfig,
 )
+from tokenformer_jax.config.layer import BoundaryConfig
+from tokenformer_jax.config.model import layer_path
+from tokenformer_jax.errors import UserError
 from tokenformer_jax.model.attention import Attention
 from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.feed_forward import apply, feed_forward
@@ -102,7 +106,7 @@ def parallel(block: 'Block', x_BxTxD: jax.Array, mix: Branch, feed: Branch | Non
 # By kind of `config.layer.Wirings`: how a block joins norms, mixer and feed-forward part.
 WIRINGS = {
   'pre_norm': pre_norm, 'post_norm': post_norm, 'skipless': skipless, 'parallel': parallel,
-  'sandwich': pre_norm,
+  'sandwich': pre_norm, 'boundary': pre_norm,
 }  # fmt: skip
 
 
@@ -125,6 +129,10 @@ class Block(nnx.Module):
     wiring = config.wiring
     self.wire, self.causal = WIRINGS[wiring.kind], causal
     self.has_skip = isinstance(wiring, ParallelConfig) and wiring.skip
+    self.boundary = wiring.scale if isinstance(wiring, BoundaryConfig) else None
+    self.boundary_norm = make_norm(
+      'none' if self.boundary is None else 'rms_plain', model, rngs=rngs
+    )
     has_ffn = config.ffn.kind != 'none'
     norm = functools.partial(make_norm, model=model, rngs=rngs)
     of_mixer, of_ffn = config.norm, config.norm_of_ffn if has_ffn else 'none'
@@ -189,6 +197,10 @@ class Block(nnx.Module):
       return apply_gain(self.ffn_gain, _scaled(fed_BxTxD, inputs, 1))
 
     aux = EMPTY_AUX
+    if self.boundary is not None:
+      assert context.embedding_BxTxD is not None  # see `trunk.enter`
+      added_BxTxD = self.boundary * context.embedding_BxTxD
+      x_BxTxD = _sharded(apply_norm(self.boundary_norm, x_BxTxD) + added_BxTxD)
     y_BxTxD = self.wire(self, x_BxTxD, mix, None if self.ffn is None else feed)
     return y_BxTxD, cache, aux
 
@@ -208,6 +220,12 @@ def _scaled(added_BxTxD: jax.Array, inputs: LayerInputs, branch: int) -> jax.Arr
 
 def architecture(config: ModelConfig, *, causal: bool = True) -> Architecture:
   """Return the architecture that the model's config describes."""
+  for name in itertools.chain.from_iterable(repeat.layers[1:] for repeat in config.repeats):
+    if isinstance(config.layers[name].wiring, BoundaryConfig):
+      raise UserError(
+        f'config.{layer_path(name)}.wiring.kind is boundary, and model.pattern={config.pattern!r} '
+        'has it behind another layer of a parenthesis; such a layer stands first in one'
+      )
   makers = {
     name: functools.partial(Block, layer, config, causal=causal)
     for name, layer in config.layers.items()

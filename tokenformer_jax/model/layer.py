@@ -21,6 +21,8 @@ class Context(NamedTuple):
     starts_BxT: the slot of the first token of each token's document, which sees no earlier slot;
       None: each row is one document. It has the needs of `ends_B`, and excludes `padding_B`.
     restart: whether positions restart at 0 with each document.
+    embedding_BxTxD: the output of the layers before the first one with a boundary; None: no layer
+      had one yet.
     training: whether this is the pass of a training step; known while a program is traced.
   """
 
@@ -29,6 +31,7 @@ class Context(NamedTuple):
   ends_B: jax.Array | None = None
   starts_BxT: jax.Array | None = None
   restart: bool = False
+  embedding_BxTxD: jax.Array | None = None
   training: bool = False
 
   @classmethod

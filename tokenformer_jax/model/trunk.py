@@ -168,6 +168,7 @@ def run(
     repeats, named_stacks(blocks, repeats), _inputs_of_stacks(inputs, repeats), strict=True
   )
   for repeat, stacks, own in rows:
+    x_BxTxD, context = enter(next(iter(stacks.values())), x_BxTxD, context)
     x_BxTxD, stacked = scan_rows(
       list(stacks.values()),
       apply,
@@ -192,10 +193,18 @@ def _run_list(
   for i, layer in enumerate(blocks):
     own = jax.tree.map(lambda array, i=i: array[i], inputs)
     cache = None if caches is None else caches[i]
+    x_BxTxD, context = enter(layer, x_BxTxD, context)
     x_BxTxD, cache, aux = layer(x_BxTxD, context, cache, own)
     auxes.append(jax.tree.map(lambda value: jnp.asarray(value)[None], aux))
     written.append(cache)
   return x_BxTxD, None if caches is None else tuple(written), _combine(auxes)
+
+
+def enter(layer: Any, x_BxTxD: jax.Array, context: Context) -> tuple[jax.Array, Context]:
+  """Return the input and the context of a layer; the first one with a boundary starts from 0."""
+  if context.embedding_BxTxD is not None or getattr(layer, 'boundary', None) is None:
+    return x_BxTxD, context
+  return jnp.zeros_like(x_BxTxD), context._replace(embedding_BxTxD=x_BxTxD)
 
 
 def _is_unrolled(execution: Execution, repeat: Repeat) -> bool:

@@ -108,8 +108,8 @@ def _stacked(names: Sequence[str], old: Sequence[int | None]) -> list[int | None
 def _obstacle(layer: LayerConfig) -> str | None:
   """Return why a layer whose outputs are zero changes its input, or None if it does not."""
   kind = layer.wiring.kind
-  if kind == 'post_norm':
-    return 'wiring.kind=post_norm it is normalized again'
+  if kind in ('post_norm', 'boundary'):
+    return f'wiring.kind={kind} it is normalized again'
   if kind == 'skipless' or (kind == 'parallel' and not getattr(layer.wiring, 'skip', True)):
     return f'wiring.kind={kind} there is no skip connection'
   if isinstance(getattr(layer.mixer, 'proj', None), NoProjectionConfig):
