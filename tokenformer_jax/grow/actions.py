@@ -370,7 +370,7 @@ def as_tokens(parent: Parent, target: Path, matrices: Text | None = None) -> Mad
 
 
 def untie(parent: Parent, target: Path, what: What) -> Made:
-  """Give tied layers, or a head that is the embedding, arrays of their own; no output changes.
+  """Give tied layers, or a head that is the embedding, their own arrays; no output changes.
 
     run.untie('runs/untied', 'layers')
 
