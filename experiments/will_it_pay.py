@@ -324,7 +324,7 @@ def main() -> None:
   parser.add_argument('--picture', type=Path)
   args = parser.parse_args()
   rows = [row for path in args.csv.split(',') for row in trials.read(Path(path), growth.Row)]
-  all_runs = growth.runs_by_scale(rows)
+  all_runs = [runs for runs in growth.runs_by_scale(rows) if runs.points('default')]
   known, outside = list(points(all_runs)), trials.read(args.outside, Outside)
   report_fit(all_runs, known)
   report_left_out(known)

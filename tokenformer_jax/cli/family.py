@@ -66,7 +66,7 @@ def main(
       default: 0.25.
     distill_weight: Of the teacher's probabilities; 0: no teacher; default: 0.25.
     rate_power: The power p in the learning rate of a size, that of the config times factor^p.
-    dry_run: List runs, tokens and FLOPs, and make nothing.
+    dry_run: List runs, tokens and FLOPs, say whether they pay, and make nothing.
   """
   shrinks = method in ('top_down', 'elastic')
   needs_value('method=bottom_up', method == 'bottom_up', grow_at=grow_at)
