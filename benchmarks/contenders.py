@@ -60,6 +60,18 @@ def model_config(size: Size) -> Any:
   return config.LMConfig(pattern=pattern, width=size.width, layer=layer, vocab_size=size.vocab_size)
 
 
+def train_config(size: Size) -> Any:
+  """Return the config of a size with its batches, as a `ConfigDict`, with defaults otherwise."""
+  from tokenformer_jax import config  # noqa: PLC0415
+
+  kind, data = 'text', {'sequence_length': size.length}
+  if size.image:
+    kind, data = 'images', {'image_size': size.image}
+  values = config.defaults(model=config.to_json(model_config(size)), data=kind)
+  values.data.update(batch_size=size.batch, **data)
+  return values
+
+
 def torch_model(size: Size) -> Any:
   """Return the same model in PyTorch, on the GPU if there is one."""
   import torch  # noqa: PLC0415

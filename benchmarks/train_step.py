@@ -20,7 +20,16 @@ import sys
 import time
 from collections.abc import Callable
 
-from contenders import CHANNELS, CLOCKS, SIZES, Contender, Size, model_config, torch_model
+from contenders import (
+  CHANNELS,
+  CLOCKS,
+  SIZES,
+  Contender,
+  Size,
+  model_config,
+  torch_model,
+  train_config,
+)
 
 WARM_UP = 3
 CONTENDERS = ('jax', 'torch_eager', 'torch_compiled')
@@ -38,9 +47,7 @@ def jax_step(size: Size, **train: str) -> Callable[[], None]:
   from tokenformer_jax.parallel import sharding  # noqa: PLC0415
   from tokenformer_jax.steps import fit, step  # noqa: PLC0415
 
-  values = config.to_config_dict(config.Config(model=model_config(size)))
-  data = {'image_size': size.image} if size.image else {'sequence_length': size.length}
-  values.data.update(batch_size=size.batch, **data)
+  values = train_config(size)
   for key, value in train.items():
     is_text = isinstance(values.train[key], str)
     values.train[key] = value if is_text else ast.literal_eval(value)

@@ -14,7 +14,16 @@ from tokenformer_jax.config import groups_as_text, growth, pattentions, token_co
 from tokenformer_jax.data import images
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import sharding
-from tokenformer_jax.plan import chain, estimate, program, stages, table, topology, tune
+from tokenformer_jax.plan import (
+  chain,
+  estimate,
+  largest_batch,
+  program,
+  stages,
+  table,
+  topology,
+  tune,
+)
 from tokenformer_jax.plan.costs import Costs, Traffic
 from tokenformer_jax.plan.estimate import Plan
 from tokenformer_jax.plan.operations import Operation
@@ -262,6 +271,52 @@ def test_a_search_tries_meshes_and_ends_with_the_fastest(monkeypatch):
 def test_a_search_keeps_the_experts_of_the_mesh():
   meshes = tune.meshes(_config(mesh__experts=2), topology.parse('v5p:2x2x2'))
   assert [(mesh.fsdp, mesh.experts, mesh.tokens) for mesh in meshes[1:]] == [(2, 2, 2), (1, 2, 4)]
+
+
+def _planned_with_bytes(config, on, *, quick):
+  """Return the plan of a step with 10 GiB, and 100 MiB for each row of a device."""
+  needed = 10 * 2**30 + 100 * 2**20 * config.data.batch_size / 64
+  if needed > on.chip.hbm:
+    raise DoesNotFitError.from_bytes(needed, on.chip.hbm)
+  plan = _plan_of(config, on)
+  return dataclasses.replace(plan, memory=Memory(needed, 0, 0, 0, on.chip.hbm))
+
+
+@pytest.mark.parametrize('first', [64, 128_000], ids=['small', 'large'])
+def test_the_largest_batch_that_fits_takes_few_programs(first, monkeypatch):
+  monkeypatch.setattr(largest_batch, 'plan', _planned_with_bytes)
+  config = _config(data__batch_size=first, train__remat='full')
+  tried = largest_batch.search(config, V5P)
+  best = [one for one in tried if one.plan][-1]
+  assert best.batch == 64 * (85 * 2**30 // (100 * 2**20)), 'of 95 GiB'
+  assert len(tried) <= 4, [one.batch for one in tried]
+  assert {one.plan.config.train.remat for one in tried if one.plan} == {'full'}
+  text = largest_batch.render(tried, V5P)
+  assert f'config.data.batch_size={best.batch} config.train.remat=full' in text
+  assert 'does not fit' in text
+
+
+def test_no_batch_fits(monkeypatch):
+  def refused(config, on, *, quick):
+    raise DoesNotFitError.from_bytes(200 * 2**30, on.chip.hbm)
+
+  monkeypatch.setattr(largest_batch, 'plan', refused)
+  with pytest.raises(UserError, match=r'no batch fits on v5p:4x4x4 with .*: 64 needs 200'):
+    largest_batch.search(_config(data__batch_size=256), V5P)
+
+
+@pytest.mark.parametrize(
+  ('needed', 'fits', 'following'),
+  [
+    ({4: 10.0}, 4, 40),  # in proportion, until two are known
+    ({4: 10.0, 40: 82.0}, 40, 49),
+    ({49: 100.0, 50: 102.0}, 49, None),
+    ({8: math.inf}, 0, 4),  # the compiler does not say by how much
+    ({1: math.inf}, 0, None),
+  ],
+)
+def test_the_next_batch_to_try(needed, fits, following):
+  assert largest_batch.next_count(needed, fits, 100.0) == following
 
 
 def test_data_is_not_read_if_every_size_is_there():

@@ -1,13 +1,15 @@
-r"""Plan a run on a TPU topology without a TPU: whether it fits, and how fast it will be.
+r"""Plan a run on TPUs or GPUs without them: whether it fits, and how fast it will be.
 
   tokenformer plan --config=configs/lm_pile.py:1_5b --topology=v5p:4x4x4
+  tokenformer plan --config=configs/lm_pile.py:1_5b --topology=h200:8
 
-compiles the real training step with the TPU's own compiler and prints its memory, its time and the
-data that the chips exchange. docs/plan.md explains the output.
+compiles the real training step with the devices' own compiler and prints its memory, its time and
+the data that the devices exchange. docs/plan.md explains the output.
 
   --quick                               stop before code is generated: much faster, with rough times
   --breakdown                           where the step goes, and what bounds each part
   --tune                                try other meshes; print the flags of the fastest
+  --fit                                 search for the largest batch that fits
   --grow=qkv=2176,proj=2176,ffn=8704    plan a growth chain; repeat the flag for each stage
   --grow=ffn=8704,layers=24             a stage with more layers
 """
@@ -26,7 +28,7 @@ from tokenformer_jax.config.arguments import REPEATED, Count, Path, Text
 from tokenformer_jax.config.section import Bool
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.plan import breakdown as breakdowns
-from tokenformer_jax.plan import chain, estimate, stages, table
+from tokenformer_jax.plan import chain, estimate, largest_batch, stages, table
 from tokenformer_jax.plan import topology as topologies
 from tokenformer_jax.plan import tune as tuning
 from tokenformer_jax.steps.fit import DoesNotFitError
@@ -40,6 +42,7 @@ def main(
   quick: Bool = False,
   breakdown: Bool = False,
   tune: Bool = False,
+  fit: Bool = False,
   grow: Annotated[Sequence[Text], REPEATED] = (),
   json: Path | None = None,
 ) -> None:
@@ -47,16 +50,17 @@ def main(
 
   Args:
     config: The config: FILE, FILE:VARIANT or NAME.
-    topology: CHIP:SHAPE, such as v5e:4x4 or v5p:4x4x4.
+    topology: CHIP:SHAPE, such as v5e:4x4 or v5p:4x4x4, or h200:8 for eight GPUs of a host.
     slices: The number of slices.
     quick: Stop before code is generated: much faster, without the schedule of operations.
     breakdown: Print where the step goes, and its bounds.
     tune: Plan several meshes, and print the flags of the fastest.
+    fit: Search for the largest batch that fits, with the config's way to run layers.
     grow: A stage: qkv=N,proj=N,ffn=N[,layers=N][,pattern=P][,experts=N][,expert_tokens=N]
       [,top_k=K][,steps=N].
     json: A JSON file to write the figures to.
   """
-  kinds = {'breakdown': breakdown, 'tune': tune, 'grow': grow}
+  kinds = {'breakdown': breakdown, 'tune': tune, 'fit': fit, 'grow': grow}
   asked = [f'--{name}' for name, value in kinds.items() if value]
   if len(asked) > 1:
     raise UserError(f'{" and ".join(asked)} cannot be combined; run the command once with each')
@@ -71,7 +75,7 @@ def main(
   # End as after Ctrl-C: stop the compiler's process and remove its files.
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
   try:
-    text, figures = _plan(config, on, grow, quick=quick, tune=tune, breakdown=breakdown)
+    text, figures = _plan(config, on, grow, quick=quick, tune=tune, fit=fit, breakdown=breakdown)
   except DoesNotFitError as error:
     raise estimate.advice(config, error, on) from error
   print(text)
@@ -86,6 +90,7 @@ def _plan(
   *,
   quick: bool,
   tune: bool,
+  fit: bool,
   breakdown: bool,
 ) -> tuple[str, Any]:
   """Return the text to print, and the figures for a JSON file."""
@@ -95,6 +100,11 @@ def _plan(
   if grow:
     grown = chain.plan_chain(config, [*grow], on, quick=quick)
     return chain.render(grown), grown.to_json()
+  if fit:
+    batches = largest_batch.search(config, on, quick=quick)
+    plans = [one.plan for one in batches if one.plan]
+    text = f'{largest_batch.render(batches, on)}\n\n{table.render(plans[-1])}'
+    return text, [plan.to_json() for plan in plans]
   if tune:
     tried = tuning.search(config, on, quick=quick)
     plans = [one.plan for one in tried if one.plan]

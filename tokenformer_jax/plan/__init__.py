@@ -7,6 +7,7 @@ program.py      the training step, compiled for those devices; its memory
 layout_dump.py  the compiler's intermediate result, available long before the end
 hlo.py trip_counts.py  parser for the program's text; how often every instruction runs
 schedule.py     the compiler's schedule of every operation
+gpu_times.py    the time of every kernel of a GPU
 costs.py        FLOPs, operations and collectives of a step (matmuls.py, elementwise.py,
                 memory_traffic.py, kernel_costs.py, operations.py, equal_operations.py,
                 collectives.py)
@@ -15,6 +16,7 @@ estimate.py     the plan: times, MFU, hours
 stages.py       a run whose batches change over steps
 table.py        the plan as text
 tune.py         search for the fastest of several meshes
+largest_batch.py  search for the largest batch that fits
 breakdown.py    where the step goes
 chain.py        growth chains
 """
@@ -41,10 +43,10 @@ def plan(
 
     print(tokenformer_jax.plan('lm_pile:1_5b', 'v5p:4x4x4', quick=True).summary)
 
-  `config` is as for `tokenformer_jax.train`, `topology` is CHIP:SHAPE, such as `v5e:4x4`. `quick`
-  stops before code is generated: much faster, without the schedule. The result has memory in bytes,
-  times in seconds and MFU: see `estimate.Plan`, or `stages.StagedPlan` for a run whose batches
-  change over steps.
+  `config` is as for `tokenformer_jax.train`, `topology` is CHIP:SHAPE, such as `v5e:4x4`, or for
+  GPUs `h200:8`. `quick` stops before code is generated for TPUs: much faster, without the schedule.
+  The result has memory in bytes, times in seconds and MFU: see `estimate.Plan`, or
+  `stages.StagedPlan` for a run whose batches change over steps.
   """
   from tokenformer_jax.plan import estimate, stages  # noqa: PLC0415
   from tokenformer_jax.plan.topology import parse  # noqa: PLC0415

@@ -50,6 +50,7 @@ _COPIES = frozenset(
 )
 # Rows with the condition of an operation, the first that holds.
 _ROWS: tuple[tuple[str, Callable[[Operation], bool]], ...] = (
+  ('attention', lambda o: o.opcode == 'attention'),  # of a GPU
   ('attention', lambda o: o.opcode == 'custom-call' and 'splash' in o.name),
   ('other kernels', lambda o: o.opcode == 'custom-call'),
   ('head and loss', _has_product('head_and_loss')),

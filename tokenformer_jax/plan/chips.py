@@ -9,6 +9,9 @@ Clocks are the peak divided by two FLOPs for every cell of the matrix units: v4 
 of 128 × 128, v5e has 4, and v6e has four times the cells of v5e. No source gives the units of
 TPU7x: its clock assumes v6e's cells in each of its two devices and is uncertain. The DCN figure of
 v4 is v5p's and is uncertain.
+
+GPUs are those of servers (SXM), by NVIDIA's data sheets: bandwidth of the memory, NVLink in one
+direction, cores and boost clock. The memory is what a driver reports.
 """
 
 import dataclasses
@@ -31,9 +34,11 @@ class Chip:
   dcn: float  # bytes a second to other slices in one direction
   clock: float  # cycles a second
   cores: int = 1
+  platform: str = 'tpu'
+  lanes: int = 4 * 8 * 128  # operations a cycle of a core's vector units
   matrix_side: int = 128
   devices: int = 1  # JAX devices of one chip as it is sold
-  torus: int = 3  # sides of a slice
+  torus: int = 3  # sides of a slice; 1 for the GPUs of a host
   wraps_at: int = 4  # a side of a slice is a ring if its length is a multiple of this number
   # Whether the compiler's cycles are near its own schedule (docs/plan.md).
   cycles_hold: bool = True
@@ -47,8 +52,29 @@ class Chip:
 
   @property
   def vector_peak(self) -> float:
-    """Return operations a second of the vector units: four on each of 8 × 128 lanes of a core."""
-    return 4 * 8 * 128 * self.cores * self.clock
+    """Return operations a second of the vector units."""
+    return self.lanes * self.cores * self.clock
+
+
+def _gpu(name: str, mib: float, rate: float, link: float, cores: int, caveat: str) -> Chip:
+  return Chip(
+    name,
+    f'NVIDIA {name.upper()}',
+    mib * 2**20,
+    rate * _GB,
+    link * _GB,
+    dcn=0.0,
+    clock=1.98e9,
+    cores=cores,
+    platform='gpu',
+    lanes=128,
+    torus=1,
+    cycles_hold=False,
+    caveat=caveat,
+  )
+
+
+_FITTED = 'times of a GPU follow rates that were fitted to two models on an H200 (docs/plan.md)'
 
 
 _ALL = (
@@ -83,5 +109,8 @@ _ALL = (
     has_functions=True,
     caveat='the clock of TPU7x is a guess, and so are times and MFU (docs/plan.md)',
   ),
+  _gpu('h100', 81559, 3350, 450, 132, f'{_FITTED}, not on an H100'),
+  _gpu('h200', 143771, 4800, 450, 132, _FITTED),
+  _gpu('b200', 183359, 8000, 900, 148, f'{_FITTED}, and none on a B200: take them for a guess'),
 )
 CHIPS = {chip.name: chip for chip in _ALL}

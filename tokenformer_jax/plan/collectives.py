@@ -29,7 +29,7 @@ class Cost:
   axis: str  # of the mesh; several are joined by +
   moved: float  # bytes that a device receives
   seconds: float  # on the network
-  network: str  # `ICI` or `DCN`
+  network: str  # `ICI` or `DCN`; between GPUs `NVLink`
 
 
 def parse_collective(opcode: str) -> str | None:
@@ -77,6 +77,9 @@ def cost(collective: str, operand_bytes: int, members: np.ndarray, mesh: Mesh, c
   Every device contributes `operand_bytes`; `members` come from `parse_replica_groups`.
   """
   axis = _axis(members, mesh)
+  if chip.platform == 'gpu':  # A switch joins all links of a host.
+    moved = _received(collective, operand_bytes, members.shape[1])
+    return Cost(axis, moved, moved / chip.link, 'NVLink')
   if collective == 'collective-permute':
     return _permute(axis, operand_bytes, members, mesh, chip)
   sides = _sides(chip, _coordinates(mesh)[members[0]], _torus(mesh))

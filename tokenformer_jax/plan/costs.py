@@ -12,7 +12,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from tokenformer_jax.plan import collectives, kernel_costs, operations, overlap
+from tokenformer_jax.plan import collectives, gpu_times, kernel_costs, operations, overlap
 from tokenformer_jax.plan.chips import Chip
 from tokenformer_jax.plan.hlo import Computation, Instruction, Program, parse, shape_bytes
 from tokenformer_jax.plan.operations import Operation
@@ -86,7 +86,10 @@ def read(
     kernel_costs.cost(v.computation, v.instruction, operations.scope(v.instruction), chip) is None
     for v in kernels
   )
-  done = operations.read(program, visits, bundles, chip, has_cycles)
+  if chip.platform == 'gpu':
+    done = gpu_times.read(program, visits, chip)
+  else:
+    done = operations.read(program, visits, bundles, chip, has_cycles)
   called = {v.instruction.name for v in kernels}
   exchanged = list(_collectives(visits, mesh, chip))
   starts = {(v.inside or v.instruction).name: (kind, cost) for v, kind, cost in exchanged}

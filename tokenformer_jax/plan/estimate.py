@@ -13,12 +13,12 @@ from tokenformer_jax.errors import UserError, arg
 from tokenformer_jax.model import flops
 from tokenformer_jax.parallel import rules, sharding
 from tokenformer_jax.parallel.messages import say
-from tokenformer_jax.plan import costs, layout_dump, program, schedule, topology
+from tokenformer_jax.plan import costs, gpu, layout_dump, program, schedule, topology
 from tokenformer_jax.plan.costs import Costs
 from tokenformer_jax.plan.program import Memory
 from tokenformer_jax.plan.topology import Topology
 from tokenformer_jax.resolve import lengths, sizes
-from tokenformer_jax.steps import remat_plans
+from tokenformer_jax.steps import fit, remat_plans
 from tokenformer_jax.steps.fit import DoesNotFitError
 from tokenformer_jax.steps.step import Program
 
@@ -154,6 +154,11 @@ def plan(
     UserError: sizes do not divide by the mesh, or libtpu is missing.
     DoesNotFitError: the step needs more memory than a device has.
   """
+  if quick and on.chip.platform == 'gpu':
+    raise UserError(
+      f'{arg.quick} leaves out the generation of code, which takes seconds for {on.name}; '
+      'plan without it'
+    )
   say(f'{"laying out" if quick else "compiling"} for {on.name}, which takes seconds to minutes')
   # In a process of its own, which libtpu ends when it fails, and in which it loads with the flags
   # of the dump.
@@ -171,20 +176,24 @@ def _plan(
   dump = tempfile.mkdtemp()
   if not quick:
     os.environ['LIBTPU_INIT_ARGS'] = schedule.flags(dump)
-  step = program.make_step(config, before)
-  mesh, definition = sharding.make_mesh(config.mesh, topology.devices(on)), step.task.definition
+  mesh = sharding.make_mesh(config.mesh, topology.devices(on))
+  step = program.make_step(config, before, on.chip.platform)
+  definition = step.task.definition
   sharding.check_devices(step.config, mesh)
   sharding.check_divides(mesh, definition.abstract, definition.axes)
   arguments = step.abstract_state(mesh), step.abstract_batch(mesh)
   refused = DoesNotFitError('')
-  for remat in remat_plans.affordable(step, mesh, arguments, on.chip.hbm):
+  for remat in remat_plans.affordable(step, mesh, arguments, capacity(on)):
     say(
       f'the step {refused.size}; trying {remat.flags}'
       if refused.needed
       else f'trying {remat.flags}'
     )
+    step = remat_plans.with_plan(step, remat)
     try:
-      return _compile(remat_plans.with_plan(step, remat), on, mesh, quick, schedule.Reader(dump))
+      if on.chip.platform == 'gpu':
+        return _compile_for_gpus(step, on, mesh)
+      return _compile(step, on, mesh, quick, schedule.Reader(dump))
     except DoesNotFitError as error:
       refused = error
   raise refused
@@ -229,6 +238,33 @@ def _compile(step: Program, on: Topology, mesh: Mesh, quick: bool, reader: sched
     host=figures.host_temp_size_in_bytes,
   )
   return plan_of(compiled.as_text() or '', memory, has_cycles=True)
+
+
+def _compile_for_gpus(step: Program, on: Topology, mesh: Mesh) -> Plan:
+  """Compile the step in one phase; there is no schedule, and the capacity is checked here."""
+  first, most = time.monotonic(), capacity(on)
+  compiled = program.compile_for_gpus(step, mesh)
+  figures: Any = compiled.memory_analysis()
+  code = figures.generated_code_size_in_bytes
+  needed = fit.compiled_bytes(compiled)
+  if needed > most:
+    raise DoesNotFitError.from_bytes(needed, most)
+  host = figures.host_temp_size_in_bytes
+  return Plan(
+    config=step.config,
+    topology=on,
+    mesh=dict(mesh.shape),
+    parameters=step.task.definition.count,
+    memory=program.memory(step, mesh, most, needed - code, code=code, host=host),
+    costs=costs.read(compiled.as_text() or '', mesh, on.chip, has_cycles=False),
+    has_cycles=False,
+    compile_seconds=time.monotonic() - first,
+  )
+
+
+def capacity(on: Topology) -> float:
+  """Return the bytes of a device that a step may take: of a GPU, what JAX gives to programs."""
+  return gpu.usable_share() * on.chip.hbm if on.chip.platform == 'gpu' else on.chip.hbm
 
 
 def advice(config: Config, error: DoesNotFitError, on: Topology) -> UserError:

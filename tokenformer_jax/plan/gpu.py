@@ -22,13 +22,16 @@ from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.plan import layout_dump, trip_counts
+from tokenformer_jax.plan.chips import CHIPS, Chip
 from tokenformer_jax.plan.hlo import Instruction, parse
+from tokenformer_jax.steps import fit
 
 FOLDER = 'GPU_COMPILER'  # the environment variable that names the compiler's folder
 OPTIONS: dict[str, str | bool] = {
   'xla_gpu_autotune_level': '0',
   'xla_gpu_enable_triton_gemm': False,
 }
+_JAX_SHARE = 0.75  # of a GPU's memory, which JAX takes unless a variable says another share
 _CUDNN = 91000  # the version of cuDNN to compile for, 9.10.0
 # The module of JAX that asks the installed cuDNN for its version while attention is traced, and the
 # function that does so.
@@ -39,19 +42,15 @@ _FREE = (
 )
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 
-# What the compiler asks a device for: figures of each GPU as it is sold for servers (SXM).
-_HOPPER = """
+# What the compiler asks a device for. Hopper and Blackwell have the same limits.
+_LIMITS = """
   threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
   shared_memory_per_core: 233472 shared_memory_per_block_optin: 232448
-  threads_per_core_limit: 2048 core_count: {cores} fpus_per_core: 128
-  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
-  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  threads_per_core_limit: 2048 block_dim_limit_x: 2147483647 block_dim_limit_y: 65535
+  block_dim_limit_z: 65535 registers_per_core_limit: 65536 registers_per_block_limit: 65536
 """
-_TARGETS = {
-  'h100': ('NVIDIA H100 80GB HBM3', 132, 9, 3.35e12, 52428800, 85_520_809_984),
-  'h200': ('NVIDIA H200', 132, 9, 4.8e12, 52428800, 150_754_820_096),
-  'b200': ('NVIDIA B200', 148, 10, 8.0e12, 132644864, 192_265_846_784),
-}
+_CAPABILITY = {'h100': 9, 'h200': 9, 'b200': 10}
+_SECOND_CACHE = {'h100': 50 * 2**20, 'h200': 50 * 2**20, 'b200': 126 * 2**20}  # bytes
 
 
 def folder() -> Path:
@@ -61,6 +60,15 @@ def folder() -> Path:
   return Path(named).expanduser()
 
 
+def command() -> str:
+  """Return the command that brings the compiler."""
+  version = metadata.version('jaxlib')
+  return (
+    f'pip install --no-deps --target {folder()} jax-cuda13-plugin=={version} '
+    f'jax-cuda13-pjrt=={version} nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-nvrtc'
+  )
+
+
 def check_compiler() -> None:
   """Check that the compiler is there.
 
@@ -68,18 +76,15 @@ def check_compiler() -> None:
     UserError: it is missing; the sentence has the command that brings it.
   """
   if not (folder() / 'jax_plugins').is_dir():
-    version = metadata.version('jaxlib')
     raise UserError(
-      'planning for GPUs needs their compiler, 545 MB in a folder of its own: pip install '
-      f'--no-deps --target {folder()} jax-cuda13-plugin=={version} jax-cuda13-pjrt=={version} '
-      'nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-nvrtc'
+      f'planning for GPUs needs their compiler, 545 MB in a folder of its own: {command()}'
     )
 
 
-def devices(name: str, count: int) -> list[Any]:
+def devices(chip: Chip, count: int) -> list[Any]:
   """Return GPUs of one host to compile for, in a process in which JAX has not yet computed.
 
-  `name` is that of a chip in `chips.py`. The process keeps the compiler on its path.
+  The process keeps the compiler on its path.
   """
   check_compiler()
   # At the end of the path: nothing but the compiler comes from there.
@@ -90,21 +95,27 @@ def devices(name: str, count: int) -> list[Any]:
   jax.devices()  # JAX looks for its plugins, the compiler among them.
   return list(
     topologies.get_topology_desc(
-      platform='cuda', target_config=_target(name), topology=f'1x1x{count}'
+      platform='cuda', target_config=_target(chip), topology=f'1x1x{count}'
     ).devices
   )
 
 
-def _target(name: str) -> str:
+def _target(chip: Chip) -> str:
   """Return the properties of a GPU as the compiler reads them, a `GpuTargetConfigProto`."""
-  kind, cores, capability, rate, cache, memory = _TARGETS[name]
   return (
-    f'gpu_device_info {{ {_HOPPER.format(cores=cores)} clock_rate_ghz: 1.98 '
-    f'memory_bandwidth: {rate:.0f} l2_cache_size: {cache} device_memory_size: {memory} '
-    f'cuda_compute_capability {{ major: {capability} }} }} platform_name: "CUDA" '
+    f'gpu_device_info {{ {_LIMITS} core_count: {chip.cores} fpus_per_core: {chip.lanes} '
+    f'clock_rate_ghz: {chip.clock / 1e9} memory_bandwidth: {chip.hbm_rate:.0f} '
+    f'device_memory_size: {chip.hbm:.0f} l2_cache_size: {_SECOND_CACHE[chip.name]} '
+    f'cuda_compute_capability {{ major: {_CAPABILITY[chip.name]} }} }} platform_name: "CUDA" '
     'dnn_version_info { major: 9 minor: 10 } runtime_version { major: 13 minor: 0 patch: 0 } '
-    f'device_description_str: "{kind}"'
+    f'device_description_str: "{chip.kind}"'
   )
+
+
+def usable_share() -> float:
+  """Return the share of a GPU's memory that JAX gives to a step, as in `fit.free_bytes`."""
+  names = 'XLA_CLIENT_MEM_FRACTION', 'XLA_PYTHON_CLIENT_MEM_FRACTION'
+  return fit.USABLE * float(next(filter(None, map(os.environ.get, names)), _JAX_SHARE))
 
 
 def compile_text(lower: Callable[..., jax.stages.Lowered], *arguments: Any, on: str) -> str:
@@ -114,11 +125,11 @@ def compile_text(lower: Callable[..., jax.stages.Lowered], *arguments: Any, on: 
   such as can be pickled. `on` is a GPU of `chips.py`.
   """
   check_compiler()
-  return layout_dump.run_alone(_compile_text, lower, arguments, on)
+  return layout_dump.run_alone(_compile_text, lower, arguments, CHIPS[on])
 
 
-def _compile_text(lower: Callable[..., jax.stages.Lowered], arguments: Any, on: str) -> str:
-  mesh = sharding.make_mesh(MeshConfig(), devices(on, 1))
+def _compile_text(lower: Callable[..., jax.stages.Lowered], arguments: Any, chip: Chip) -> str:
+  mesh = sharding.make_mesh(MeshConfig(), devices(chip, 1))
   with jax.set_mesh(mesh):
     lowered = lower(mesh, *arguments)
   return lowered.compile(compiler_options=OPTIONS).as_text() or ''

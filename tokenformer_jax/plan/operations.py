@@ -85,7 +85,7 @@ def read(
   Before code generation, operations have no cycles, and their seconds are the rough ones.
   """
   bundles = share_bundles(program, visits, bundles) if bundles else bundles
-  inside = functools.cache(lambda name: list(_instructions(program, program.computations[name])))
+  inside = functools.cache(lambda name: list(instructions_inside(program, name)))
   return tuple(
     _operation(program, v, bundles.get(v.instruction.name), chip, inside, has_cycles)
     for v in visits
@@ -102,14 +102,13 @@ def _takes_time(instruction: Instruction) -> bool:
   return not _COLLECTIVE_STEP.match(instruction.name) and opcode not in ('send', 'recv')
 
 
-def _instructions(
-  program: Program, computation: Computation
-) -> Iterator[tuple[Computation, Instruction]]:
+def instructions_inside(program: Program, fusion: str) -> Iterator[tuple[Computation, Instruction]]:
   """Yield the instructions of a fusion's computation, nested fusions included."""
+  computation = program.computations[fusion]
   for instruction in computation.instructions.values():
     yield computation, instruction
     if instruction.opcode == 'fusion':
-      yield from _instructions(program, program.computations[instruction.attribute('calls')])
+      yield from instructions_inside(program, instruction.attribute('calls'))
 
 
 class _Products(NamedTuple):

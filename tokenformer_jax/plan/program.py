@@ -11,7 +11,7 @@ from tokenformer_jax import tasks
 from tokenformer_jax.config import Config, ModelConfig
 from tokenformer_jax.errors import UserError, arg
 from tokenformer_jax.model import kernels
-from tokenformer_jax.plan import layout_dump
+from tokenformer_jax.plan import gpu, layout_dump
 from tokenformer_jax.resolve.facts import complete
 from tokenformer_jax.resolve.sizes import DATA_SIZES
 from tokenformer_jax.steps import fit
@@ -44,8 +44,8 @@ class Memory:
     return self.capacity - self.peak
 
 
-def make_step(config: Config, before: ModelConfig | None = None) -> Program:
-  """Return the step of a resolved config on TPUs, with `dtype=auto` as bfloat16.
+def make_step(config: Config, before: ModelConfig | None = None, platform: str = 'tpu') -> Program:
+  """Return the step of a resolved config on TPUs or GPUs, with `dtype=auto` as bfloat16.
 
   `before` is the model before the growth, or None. If the config has every size, no data is read.
   """
@@ -53,7 +53,7 @@ def make_step(config: Config, before: ModelConfig | None = None) -> Program:
   # Resolve the automatic values here: elsewhere they depend on this machine's devices.
   if config.dtype == 'auto':
     config = dataclasses.replace(config, dtype='bfloat16')
-  attention = kernels.kernel(config.train.attention, jnp.dtype(config.dtype), 'tpu')
+  attention = kernels.kernel(config.train.attention, jnp.dtype(config.dtype), platform)
   config = dataclasses.replace(config, train=dataclasses.replace(config.train, attention=attention))
   growth = None if before is None else growth_from(before, config.model)
   return step_lib.make_program(
@@ -84,13 +84,22 @@ def compile_step(
   Raises:
     DoesNotFitError: the step needs more memory than the devices have.
   """
-  function = step_lib.make_train_step(step, mesh)
-  arguments = step.abstract_state(mesh), step.abstract_batch(mesh)
-  with jax.set_mesh(mesh):  # Only lower inside: the mesh's devices cannot run anything.
-    lowered = function.lower(*arguments)
+  lowered = _lower(step, mesh)
   return layout_dump.run(
     lambda options: fit.compile_lowered(lowered, compiler_options=options), tell, meanwhile
   )
+
+
+def compile_for_gpus(step: Program, mesh: Mesh) -> jax.stages.Compiled:
+  """Compile the training step for the mesh's GPUs, whose compiler refuses nothing."""
+  return fit.compile_lowered(_lower(step, mesh), compiler_options=gpu.OPTIONS)
+
+
+def _lower(step: Program, mesh: Mesh) -> jax.stages.Lowered:
+  function = step_lib.make_train_step(step, mesh)
+  arguments = step.abstract_state(mesh), step.abstract_batch(mesh)
+  with jax.set_mesh(mesh):  # Only lower inside: the mesh's devices cannot run anything.
+    return function.lower(*arguments)
 
 
 def memory(step: Program, mesh: Mesh, capacity: float, peak: float, **others: float) -> Memory:

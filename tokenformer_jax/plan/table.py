@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from tokenformer_jax.parallel.messages import aligned
 from tokenformer_jax.plan.estimate import Plan
+from tokenformer_jax.plan.operations import Operation
 
 Row = tuple[str, ...]
 
@@ -14,7 +15,7 @@ def render(plan: Plan) -> str:
   mesh = ' × '.join(f'{size} {axis}' for axis, size in plan.mesh.items())
   slices = f'{on.slices} × ' if on.slices > 1 else ''
   how = f'compiled in {plan.compile_seconds:.0f} s'
-  if not plan.has_cycles:
+  if not plan.has_cycles and on.chip.platform == 'tpu':
     how = f'laid out in {plan.compile_seconds:.0f} s: no code is generated; times are rough'
   sections = [
     f'{slices}{on.name}: {on.chips} chips, {on.devices} devices, {mesh}; {how}',
@@ -26,6 +27,12 @@ def render(plan: Plan) -> str:
     aligned(_run(plan)),
     *(f'note: {note}' for note in (*costs.notes, on.chip.caveat) if note),
   ]
+  if on.chip.platform == 'gpu':
+    share = percent(plan.memory.capacity / on.chip.hbm)
+    sections.append(
+      f'note: the capacity is the {share} of {gib(on.chip.hbm)} GiB that JAX gives a step; '
+      'XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 gives more'
+    )
   distill = plan.config.distill
   if distill.teacher and distill.weight:
     sections.append(
@@ -86,7 +93,9 @@ def _compute(plan: Plan) -> list[Row]:
       f'{costs.flops / model:.2f} × model',
     ),
   ]
-  if plan.has_cycles:
+  if chip.platform == 'gpu':
+    rows += _by_kernel(plan)
+  elif plan.has_cycles:
     rows += _by_compiler(plan)
   else:
     rough = ms(costs.rough_seconds - costs.kernel_seconds)
@@ -95,6 +104,29 @@ def _compute(plan: Plan) -> list[Row]:
     how = 'their schedule or their own estimate' if plan.has_cycles else 'formula'
     rows.append((f'kernels, by {how}', '', ms(costs.kernel_seconds), ''))
   return rows
+
+
+_KERNELS = {  # the rows of a GPU by the kind of a kernel; '' is every other
+  'product': 'products, by their shapes',
+  'attention': 'attention, by its published rates',
+  '': 'other kernels, by their bytes',
+}
+
+
+def _by_kernel(plan: Plan) -> list[Row]:
+  """Return the time of a GPU's kernels of each kind, with their number and their bytes."""
+  rows = []
+  for kind, name in _KERNELS.items():
+    ones = [one for one in plan.costs.operations if _kernel_row(one) == kind]
+    seconds = sum(one.times * one.seconds for one in ones)
+    moved = sum(one.times * one.memory for one in ones) * plan.topology.chip.hbm_rate
+    count = sum(one.times for one in ones)
+    rows.append((name, '', ms(seconds), f'{count:,} kernels, {moved / 1e9:,.1f} GB'))
+  return rows
+
+
+def _kernel_row(kernel: Operation) -> str:
+  return kernel.opcode if kernel.opcode in _KERNELS else ''
 
 
 def _by_compiler(plan: Plan) -> list[Row]:

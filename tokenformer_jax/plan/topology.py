@@ -15,6 +15,7 @@ import jax
 from jax.experimental import topologies
 
 from tokenformer_jax.errors import UserError, arg, nearest
+from tokenformer_jax.plan import gpu
 from tokenformer_jax.plan.chips import CHIPS, Chip
 
 
@@ -23,7 +24,7 @@ class Topology:
   """Slices of one chip and shape."""
 
   chip: Chip
-  name: str  # as the user gives it, such as `v5p:4x4x4`
+  name: str  # as the user gives it, such as `v5p:4x4x4`, or `h200:8` for eight GPUs of a host
   slices: int = 1
 
   @property
@@ -47,6 +48,7 @@ def parse(name: str, slices: int = 1) -> Topology:
     raise UserError(f'{arg.topology}={name}: {chip_name!r} is not a known chip{hint}')
   chip = CHIPS[chip_name]
   pattern, example = {
+    1: (r'[1-8]', '8'),
     2: (r'\d+x\d+', '4x4'),
     3: (r'\d+x\d+x\d+', '4x4x4'),
   }[chip.torus]
@@ -54,11 +56,15 @@ def parse(name: str, slices: int = 1) -> Topology:
     raise UserError(
       f'{arg.topology}={name} has the shape {shape!r}; give a shape as in {chip_name}:{example}'
     )
+  if slices > 1 and chip.platform == 'gpu':
+    raise UserError(f'{arg.slices}={slices} is for TPUs; GPUs are planned on one host')
   return Topology(chip, name, slices)
 
 
 def devices(topology: Topology) -> list[Any]:
-  """Return JAX devices to compile for; the compiler in `libtpu` makes them without a TPU."""
+  """Return JAX devices to compile for, which their compiler makes: libtpu, or `gpu.devices`."""
+  if topology.chip.platform == 'gpu':
+    return gpu.devices(topology.chip, topology.devices)
   if importlib.util.find_spec('libtpu') is None:
     raise UserError('planning for TPUs needs their compiler, libtpu: pip install -e ".[tpu]"')
   # By default libtpu queries a server that only Google's VMs have, and takes a lock on the TPU.

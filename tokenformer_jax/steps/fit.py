@@ -23,7 +23,7 @@ _TOO_LARGE = re.compile(
 )
 _GIB = {'K': 2**-20, 'M': 2**-10, 'G': 1.0, 'T': 2**10}
 # The share of a GPU's memory that a step may take; the rest is lost between blocks.
-_USABLE = 0.97
+USABLE = 0.97
 _BLOCK = 2**20  # bytes
 
 
@@ -98,7 +98,7 @@ def free_bytes(mesh: Mesh, arguments: Any) -> float:
     memory = device.memory_stats() or {}
     if 'bytes_limit' in memory:
       others = max(0, memory.get('bytes_in_use', 0) - given)
-      usable = _USABLE if device.platform == 'gpu' else 1
+      usable = USABLE if device.platform == 'gpu' else 1
       least = min(least, memory['bytes_limit'] * usable - others)
   if hosts.in_any(least == math.inf):
     return math.inf
