@@ -203,9 +203,9 @@ def report_families(all_runs: Sequence[Runs]) -> None:
     for cost, start, end, size in zip(costs, starts, ends, (8, 4, 2, 1), strict=True):
       rest = Leg(cost, (1 - start) * MAIN * last, last / size)
       spent += cost * rest.tokens
-      apart += Payoff((*chain, rest)).from_scratch
+      apart += payoff.expect([*chain, rest]).from_scratch
       chain.append(dataclasses.replace(rest, tokens=(end - start) * MAIN * last))
-    law = [payoff.with_interval(1 - spent / apart), payoff.percent(Payoff(tuple(chain)).saved)]
+    law = [payoff.with_interval(1 - spent / apart), payoff.percent(payoff.expect(chain).saved)]
     shown = [x for both in zip(measured, law, strict=True) for x in both]
     rows.append([runs.scale, ', '.join(f'{start:.2g}' for start in starts[1:]), *shown])
   trials.table(rows)

@@ -65,7 +65,7 @@ def test_a_run_of_another_config_is_refused(finished, tmp_path):
     make.is_done(jobs[1], str(tmp_path))
 
 
-def test_a_family_of_one_trunk_says_what_it_saves_and_others_what_was_measured():
+def test_a_family_of_one_trunk_says_what_it_saves_and_others_where_it_stands():
   config = tiny_run.config('files:corpus', '/nothing')
   jobs = jobs_lib.list_jobs(config, family := Family([1.0, 4.0], 10**6, 'bottom_up'), '')
   said = result.will_it_pay(jobs, family)
@@ -74,6 +74,5 @@ def test_a_family_of_one_trunk_says_what_it_saves_and_others_what_was_measured()
   spent, apart = sum(job.flops for job in jobs), sum(cost.values()) * jobs[-1].tokens
   assert f'each size from scratch on {100 * spent / apart:.0f} %' in said
   assert 'not known of the largest' in said or 'the law alone' in said
-  for method, text in (('top_down', 'saved 28, 17 and 21 %'), ('apart', '')):
-    other = Family([1.0, 4.0], 10**6, method)
-    assert text in result.will_it_pay(jobs, other)
+  others = Family([1.0, 4.0], 10**6, 'top_down')
+  assert 'docs/growth_trials.md has what each method saved' in result.will_it_pay(jobs, others)

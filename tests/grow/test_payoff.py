@@ -62,16 +62,8 @@ def test_the_ends_of_the_ranges_are_inside():
 def test_a_saving_is_sure_likely_or_none():
   assert 'Yes: it is expected to save 26 % (' in payoff.verdict(0.26, (), 'another')
   assert 'Perhaps: it is expected to save 5 % (−7 % … 16 %)' in payoff.verdict(0.05, (), 'another')
-  likely = payoff.verdict(-0.05, (), 'another')
-  assert 'This will probably not pay: it is expected to need 5 % more FLOPs than' in likely
-  assert 'This will not pay: it is expected to need 50 %' in payoff.verdict(-0.5, (), 'another')
-
-
-def test_a_published_multiplier_is_that_of_its_ladder():
-  legs = Leg(1e9, 5e9, 3e8), Leg(2e9, 5e9, 5e8)  # 1.5e19 FLOPs
-  saved = 1 - 1 / (1.09 * (1.16 / 1.09) ** (math.log10(15) / 2))
-  assert f'{100 * saved:.0f} % at these FLOPs' in payoff.render(payoff.expect(legs))
-  assert '8 to 14 % for × 1.5' in payoff.render(_expect())
+  none = payoff.verdict(-0.05, (), 'another')
+  assert 'This will not pay: it is expected to save −5 % (' in none
 
 
 @pytest.mark.parametrize(
@@ -117,4 +109,4 @@ def test_a_growth_counts_on_the_steps_that_its_command_prints():
 def test_a_source_of_unknown_tokens_has_no_figure(arguments, reason):
   text = _of_growth(**arguments)
   assert text.startswith('will it pay? Not known: ') and reason in text
-  assert 'saved' not in text
+  assert 'saved' not in text and '%' not in text

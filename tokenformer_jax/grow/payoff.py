@@ -34,10 +34,7 @@ FACTORS, TOKENS, SHARES = (1.5, 4.0), (5.0, 60.0), (0.1, 0.6)
 SHARES_OF_A_FAMILY = (0.1, 0.78)
 _USUAL = 20.0  # tokens a parameter
 _SAME = 0.01  # relative; a value beyond a range by less is inside of it
-# Of 2609.19107, growth alone: FLOPs, and the multiplier of compute there.
-_LADDER = ((1e18, 1.09), (1e20, 1.16))
 _BY = 'a law of 756 runs of up to 0.5 million parameters (docs/growth.md)'
-_FEW = ', and with fewer the smaller model trained on was as good or better'
 IMAGES = 'the law is about text, and this is a model of images'
 _OVERTRAINED = 'the more tokens before the growth, the less those after it do'
 # Kinds of growth that were not measured at equal loss, or close less of the gap.
@@ -61,73 +58,52 @@ class Leg:
 
 @dataclasses.dataclass(frozen=True)
 class Payoff:
-  """What a chain of sizes is expected to save, as shares of FLOPs at equal loss."""
+  """What a chain of sizes is expected to save at equal loss."""
 
-  legs: tuple[Leg, ...]
-  outside: tuple[str, ...] = ()  # why this is outside of what was measured
-
-  @property
-  def tokens(self) -> float:
-    """The tokens in all."""
-    return sum(leg.tokens for leg in self.legs)
-
-  @property
-  def shares(self) -> list[float]:
-    """The share of the tokens before each growth."""
-    seen = itertools.accumulate(leg.tokens for leg in self.legs[:-1])
-    return [tokens / self.tokens for tokens in seen]
-
-  @property
-  def factors(self) -> list[float]:
-    """The growth of the FLOPs of a token in each growth."""
-    return [after.flops / before.flops for before, after in itertools.pairwise(self.legs)]
-
-  @property
-  def length(self) -> float:
-    """The tokens in all for each parameter of the last size."""
-    return self.tokens / self.legs[-1].parameters
-
-  @property
-  def flops(self) -> float:
-    """The FLOPs of all legs."""
-    return sum(leg.flops * leg.tokens for leg in self.legs)
-
-  @property
-  def from_scratch(self) -> float:
-    """The FLOPs with which the last size from scratch is as good."""
-    slope = SLOPE * (self.length / _USUAL) ** LENGTH
-    growths = zip(self.factors, self.shares, strict=True)
-    behind = sum(slope * math.log(factor) * share**MIXING for factor, share in growths)
-    return self.legs[-1].flops * self.tokens * math.exp(-behind)
+  legs: Sequence[Leg]
+  factors: Sequence[float]  # of the FLOPs of a token, in each growth
+  shares: Sequence[float]  # of the tokens, before each growth
+  tokens: float  # in all
+  length: float  # the tokens in all for each parameter of the last size
+  flops: float  # in all
+  from_scratch: float  # the FLOPs with which the last size from scratch is as good
+  outside: Sequence[str]  # why this is outside of what was measured
 
   @property
   def saved(self) -> float:
-    """The share that is saved of the last size from scratch."""
+    """The share of the FLOPs that is saved of the last size from scratch."""
     return 1 - self.flops / self.from_scratch
 
 
 def expect(
   legs: Sequence[Leg],
   unmeasured: Sequence[str] = (),
-  shares: tuple[float, float] = SHARES,
+  measured_shares: tuple[float, float] = SHARES,
 ) -> Payoff:
   """Return what a chain of sizes is expected to save.
 
-  Args:
-    legs: the sizes, each with its tokens.
-    unmeasured: reasons why a growth of this kind was not measured.
-    shares: the range of the shares of the tokens before a growth that was measured.
+  `unmeasured` has reasons why a growth of this kind was not measured.
   """
-  one = Payoff(tuple(legs))
-  values = [(FACTORS, factor, '× the FLOPs of a token') for factor in one.factors]
-  values += [(shares, share, ' of the tokens before a growth') for share in one.shares]
-  values.append((TOKENS, one.length, ' tokens a parameter'))
-  reasons = [*unmeasured]
+  total = sum(leg.tokens for leg in legs)
+  shares = [seen / total for seen in itertools.accumulate(leg.tokens for leg in legs[:-1])]
+  factors = [after.flops / before.flops for before, after in itertools.pairwise(legs)]
+  length = total / legs[-1].parameters
+  slope = SLOPE * (length / _USUAL) ** LENGTH
+  growths = zip(factors, shares, strict=True)
+  behind = slope * sum(math.log(factor) * share**MIXING for factor, share in growths)
+  flops_of_all = sum(leg.flops * leg.tokens for leg in legs)
+  from_scratch = legs[-1].flops * total * math.exp(-behind)
+  values = [(FACTORS, factor, '× the FLOPs of a token') for factor in factors]
+  values += [(measured_shares, share, ' of the tokens before a growth') for share in shares]
+  values.append((TOKENS, length, ' tokens a parameter'))
+  outside = [*unmeasured]
   for (low, high), value, unit in values:
     if not low * (1 - _SAME) <= value <= high * (1 + _SAME):
-      few = _FEW if unit.endswith('parameter') and value < low else ''
-      reasons.append(f'{value:.2g}{unit}, where {low:g} to {high:g} were tried{few}')
-  return dataclasses.replace(one, outside=tuple(dict.fromkeys(reasons)))
+      outside.append(f'{value:.2g}{unit}, where {low:g} to {high:g} were tried')
+  if length < TOKENS[0] * (1 - _SAME):
+    outside[-1] += ', and with fewer the smaller model trained on was as good or better'
+  outside = [*dict.fromkeys(outside)]
+  return Payoff(legs, factors, shares, total, length, flops_of_all, from_scratch, outside)
 
 
 def interval(saved: float) -> tuple[float, float]:
@@ -151,20 +127,14 @@ def verdict(saved: float, outside: Sequence[str], other: str) -> str:
   """Return one sentence: whether a growth pays against another way, or why that is not known."""
   if outside:
     return f'will it pay? Outside of what was measured: {"; ".join(outside)}'
-  low, high = interval(saved)
-  text = f'{percent(abs(saved))} {"of the" if saved > 0 else "more"} FLOPs'
+  text = f'it is expected to save {with_interval(saved)} of the FLOPs of {other} to the same loss'
   if saved <= 0:
-    sure = 'will not pay' if high <= 0 else 'will probably not pay'
-    return f'will it pay? This {sure}: it is expected to need {text} than {other} to the same loss'
-  text = f'{with_interval(saved)} of the FLOPs of {other} to the same loss'
-  return f'will it pay? {"Yes" if low > 0 else "Perhaps"}: it is expected to save {text}'
+    return f'will it pay? This will not pay: {text}'
+  return f'will it pay? {"Yes" if interval(saved)[0] > 0 else "Perhaps"}: {text}'
 
 
 def render(one: Payoff, until: str = '') -> str:
-  """Return a sentence on a chain of sizes, and a row for each figure behind it.
-
-  `until` says when the tokens of the last size end.
-  """
+  """Return a sentence and a row for each figure; `until` says when the last tokens end."""
   first, last = one.legs[0], one.legs[-1]
   now = one.flops - first.flops * first.tokens
   finished = first.flops * (one.tokens - first.tokens)
@@ -188,15 +158,12 @@ def render(one: Payoff, until: str = '') -> str:
 
 
 def render_family(chains: Sequence[Sequence[Leg]], spent: float) -> str:
-  """Return whether sizes on one trunk pay: a sentence, and a row for each figure behind it.
+  """Return a sentence on sizes on one trunk, and a row for each figure behind it.
 
-  Args:
-    chains: the sizes on the way to each size, the largest last.
-    spent: the FLOPs of all runs.
+  `chains` has the sizes on the way to each size, the largest last, and `spent` is in FLOPs.
   """
-  largest = expect(chains[-1], shares=SHARES_OF_A_FAMILY)
-  alone = expect(chains[-1])
-  saved = 1 - spent / sum(Payoff(tuple(chain)).from_scratch for chain in chains)
+  alone, largest = expect(chains[-1]), expect(chains[-1], (), SHARES_OF_A_FAMILY)
+  saved = 1 - spent / sum(expect(chain).from_scratch for chain in chains)
   whole = sum(largest.tokens * chain[-1].flops for chain in chains)
   rows = [*_sizes(largest)]
   if largest.outside:
@@ -223,36 +190,20 @@ def _sizes(one: Payoff, until: str = '') -> list[tuple[str, str]]:
   ]
 
 
-def render_unknown(reason: str, factor: float) -> str:
-  """Return a sentence on a growth of a model of which too little is known, and what is known."""
-  rows = [
-    ('FLOPs a token', f'× {factor:.2f}'),
-    ('at equal cost', f'{factor:.2f} times as many tokens of the smaller model'),
-    ('2510.06548', _OVERTRAINED),
-  ]
-  return f'will it pay? Not known: {reason}\n{_table(rows)}'
-
-
 def _table(rows: Sequence[tuple[str, str]]) -> str:
   return aligned([(f'  {name}', text) for name, text in rows], left=(0, 1))
 
 
 def _published(one: Payoff) -> list[tuple[str, str]]:
-  """Return what the published laws say of a growth.
-
-  2605.13405 and 2510.06548 have no constants that hold for other models and text.
-  """
-  (low, least), (high, most) = _LADDER
-  ladder = '8 to 14 % for × 1.5, 7 to 8 tokens a parameter, 1e18 to 1e20 FLOPs'
-  if low <= one.flops <= high:
-    share = math.log(one.flops / low) / math.log(high / low)
-    saved = 1 - 1 / (least * (most / least) ** share)
-    ladder = f'{percent(saved)} at these FLOPs, for × 1.5 and 7 to 8 tokens a parameter'
+  """Return what the published laws say of a growth; their constants hold for their text alone."""
   inside = math.prod(one.factors) <= 2 and one.length <= _USUAL
   rule = 'surest up to × 2 and 20 tokens a parameter'
-  rule += ', as here' if inside else '; this is beyond'
-  rows = [('2609.19107', ladder), ('2605.13405', rule), ('2510.06548', _OVERTRAINED)]
-  return [*rows, ('by', _BY)]
+  return [
+    ('2609.19107', '8 to 14 % for × 1.5, 7 to 8 tokens a parameter, 1e18 to 1e20 FLOPs'),
+    ('2605.13405', rule + (', as here' if inside else '; this is beyond')),
+    ('2510.06548', _OVERTRAINED),
+    ('by', _BY),
+  ]
 
 
 def unmeasured(steps: Steps) -> list[str]:
@@ -278,11 +229,14 @@ def of_growth(meta: Meta, after: ModelConfig, steps: Steps, grow: GrowConfig) ->
   costs = [flops.train_flops(model, length) for model in (before, after)]
   factor, seen = costs[1] / costs[0], batches.tokens_at_checkpoint(meta)
   if before.kind != 'lm':
-    return render_unknown(IMAGES, factor)
+    return f'will it pay? Not known: {IMAGES}'
   if meta.family or not seen:
     what = 'came from transformers' if meta.family else 'has not been trained'
-    reason = f'the source {what}, and how many tokens it has seen is not recorded'
-    return render_unknown(f'{reason}. It is there already, so its cost does not count', factor)
+    return (
+      f'will it pay? Not known: the source {what}, and how many tokens it has seen is not known. It '
+      f'exists, so its cost does not count; by 2510.06548, {_OVERTRAINED}. For as many FLOPs it '
+      f'trains on alone with {factor:.2f} times as many tokens as the grown model'
+    )
   made = 0 if grow.step == 'restart' else meta.step
   history = batches.of_run(meta if made else None, config.data)
   end = next_end(config.train.steps, made)

@@ -14,7 +14,6 @@ from tokenformer_jax.laws import formulas, runs
 from tokenformer_jax.laws.runs import FinishedRun
 
 _NUMBERS = ('parameters', 'tokens', 'loss')  # the columns that a table must have
-_MOST_NATS = 14.0  # a token; guessing among a million tokens costs as much
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,11 +142,6 @@ def read_table(path: str) -> Points:
   ]
   if other := [column for column in columns if column not in (*_NUMBERS, 'name')]:
     notes.append(f'columns of the table that are not read: {", ".join(other)}')
-  if losses.size and losses.max() > _MOST_NATS:
-    notes.append(
-      f'a loss of {losses.max():.4g} is more than a guess among a million tokens costs in nats; of '
-      'perplexities give the natural logarithm'
-    )
   return Points(tuple(run[3] for run in runs_of_table), sizes, tokens, losses, tuple(notes))
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import math
 from typing import Any
 
 from tokenformer_jax import config as config_lib
@@ -27,19 +26,6 @@ class Chain:
 
   sizes: StagedPlan
   scratch: Leg
-
-  @property
-  def payoff(self) -> payoff.Payoff:
-    """What the chain is expected to save at equal loss."""
-    unmeasured: list[str] = []
-    sizes: list[payoff.Leg] = []
-    for leg in self.sizes.legs:
-      model, units = leg.plan.config.model, leg.plan.config.data.units_per_step
-      parameters = flops.matrix_parameters(model)
-      sizes.append(payoff.Leg(leg.plan.model_flops / units, leg.steps * units, parameters))
-    for before, after in itertools.pairwise(leg.plan.config for leg in self.sizes.legs):
-      unmeasured += payoff.unmeasured(plan_growth(before.model, after.model, before.grow))
-    return payoff.expect(sizes, unmeasured)
 
   def to_json(self) -> dict[str, Any]:
     """Return the figures of each size, and of the last one from scratch."""
@@ -130,6 +116,14 @@ def render(chain: Chain) -> str:
 
 
 def _will_it_pay(chain: Chain) -> str:
+  sizes: list[payoff.Leg] = []
+  for leg in chain.sizes.legs:
+    model, units = leg.plan.config.model, leg.plan.config.data.units_per_step
+    parameters = flops.matrix_parameters(model)
+    sizes.append(payoff.Leg(leg.plan.model_flops / units, leg.steps * units, parameters))
+  unmeasured: list[str] = []
+  for before, after in itertools.pairwise(leg.plan.config for leg in chain.sizes.legs):
+    unmeasured += payoff.unmeasured(plan_growth(before.model, after.model, before.grow))
   if chain.scratch.plan.config.model.kind != 'lm':
-    return payoff.render_unknown(payoff.IMAGES, math.prod(chain.payoff.factors))
-  return payoff.render(chain.payoff)
+    unmeasured.append(payoff.IMAGES)
+  return payoff.render(payoff.expect(sizes, unmeasured))
