@@ -101,7 +101,7 @@ def test_a_growth_counts_on_the_steps_that_its_command_prints():
 @pytest.mark.parametrize(
   ('arguments', 'reason'),
   [
-    ({'family': 'llama'}, 'the source came from transformers, and how many tokens it has seen'),
+    ({'family': 'llama'}, 'the source came from transformers, and what it has seen'),
     ({'made': 0}, 'the source has not been trained'),
     ({'config': dataclasses.replace(tiny_run.vit_config(), model=tiny_vit())}, 'about text'),
   ],

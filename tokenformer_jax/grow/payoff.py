@@ -233,7 +233,7 @@ def of_growth(meta: Meta, after: ModelConfig, steps: Steps, grow: GrowConfig) ->
   if meta.family or not seen:
     what = 'came from transformers' if meta.family else 'has not been trained'
     return (
-      f'will it pay? Not known: the source {what}, and how many tokens it has seen is not known. It '
+      f'will it pay? Not known: the source {what}, and what it has seen is not known. It '
       f'exists, so its cost does not count; by 2510.06548, {_OVERTRAINED}. For as many FLOPs it '
       f'trains on alone with {factor:.2f} times as many tokens as the grown model'
     )
