@@ -106,7 +106,7 @@ def _likeliest(model: ModelConfig, prompt: list[int], text: list[int]) -> list[i
 )
 def test_cached_logits_of_unequal_prompts_are_those_of_each_alone(model):
   """The prompts in one batch, left-padded, then three tokens one by one."""
-  definition, params = define_lm(model, Execution(layers='list')), _prepared(model)
+  definition, params = _decoder(model).definition, _prepared(model)
   rows = [_prompt(length + 3) for length in UNEQUAL]
   padding = np.array([64 - length for length in UNEQUAL], np.int32)
   ids = np.zeros((len(rows), 64 + 3), np.int32)
@@ -257,7 +257,8 @@ def test_learned_positions_have_an_end():
 def test_prepared_parameters_compute_what_the_model_does(model):
   """Those of the embedding and the matrices are rounded once, and not each time."""
   execution = Execution(dtype=jnp.dtype('bfloat16'))
-  prepared = Decoder(model, execution).prepare(large_params(model))
+  decoder = Decoder(model, execution)
+  prepared = decoder.prepare(large_params(model))
   assert {a.dtype.name for a in jax.tree.leaves(prepared)} == {'bfloat16', 'float32'}
 
   definition = define_lm(model, dataclasses.replace(execution, layers='list'))

@@ -1,0 +1,147 @@
+"""Layers in the form for decoding on one device, where the number of operations decides the time.
+
+Projections of one input are one product, and every group of parameter tokens has arrays of its own,
+so that no token cuts or joins arrays of parameters.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from tokenformer_jax.config import ModelConfig
+from tokenformer_jax.model.attention import Attention
+from tokenformer_jax.model.execution import Execution
+from tokenformer_jax.model.lm import LM
+from tokenformer_jax.model.mixers.linear import LinearAttention
+from tokenformer_jax.model.pattention import Pattention, weights_to_decode
+from tokenformer_jax.model.projections import Dense, Projection, split_output
+
+
+class StackedTokens(nnx.Module):
+  """J Pattentions of one input, whose groups of N parameter tokens are equally large."""
+
+  def __init__(self, pattentions: Sequence[Pattention]):
+    self.groups = pattentions[0].groups
+    ends = list(itertools.accumulate(group.tokens for group in self.groups))
+    cuts = [slice(end - group.tokens, end) for end, group in zip(ends, self.groups, strict=True)]
+
+    def stacks(name: str) -> nnx.List:
+      matrices = [getattr(one, name) for one in pattentions]
+      return nnx.List([_combined(matrices, functools.partial(_stack, cut=cut)) for cut in cuts])
+
+    self.keys, self.values = stacks('keys'), stacks('values')
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """Return the outputs [J, B, T, O] of x [B, T, I], or of heads [B, T, H, K]."""
+    batch, length, *_ = x.shape
+    x_MxI = x.reshape(batch * length, -1)
+    outputs = []
+    for group, keys, values in zip(self.groups, self.keys, self.values, strict=True):
+      scores_MxJxN = jnp.einsum('MI,JNI->MJN', x_MxI, keys[...].astype(x.dtype))
+      weights_MxJxN = weights_to_decode(scores_MxJxN, group)
+      outputs.append(jnp.einsum('MJN,JNO->JMO', weights_MxJxN, values[...].astype(x.dtype)))
+    out_JxMxO = functools.reduce(jnp.add, outputs)
+    return out_JxMxO.reshape(len(out_JxMxO), batch, length, -1)
+
+
+class GroupedTokens(StackedTokens):
+  """One Pattention of several groups."""
+
+  def __init__(self, pattention: Pattention):
+    super().__init__([pattention])
+
+  def __call__(self, x: jax.Array, out_heads: tuple[int, int] | None = None) -> jax.Array:
+    """Return [B, T, O], or heads [B, T, H, K]."""
+    (out_BxTxO,) = super().__call__(x)
+    return out_BxTxO.reshape(*x.shape[:2], *out_heads) if out_heads else out_BxTxO
+
+
+class JoinedProjections(nnx.Module):
+  """Projections of one input into heads; those of equal sizes are one product."""
+
+  def __init__(self, projections: Sequence[Projection]):
+    sets: dict[Hashable, list[int]] = {}
+    for number, projection in enumerate(projections):
+      sets.setdefault(_sizes(projection) or number, []).append(number)
+    self.sets = tuple(map(tuple, sets.values()))  # of the numbers of projections
+    self.products = nnx.List([_join([projections[i] for i in own]) for own in self.sets])
+
+  def __call__(self, x_BxTxI: jax.Array, heads: Sequence[tuple[int, int]]) -> list[jax.Array]:
+    """Return the output [B, T, H, K] of each projection, given its heads (H, K)."""
+    outputs: dict[int, jax.Array] = {}
+    for own, product in zip(self.sets, self.products, strict=True):
+      if isinstance(product, StackedTokens) and len(own) > 1:
+        outputs |= zip(own, product(x_BxTxI), strict=True)
+      elif len(own) > 1:
+        widths = [heads[i][0] * heads[i][1] for i in own]
+        outputs |= zip(own, split_output(product, x_BxTxI, widths), strict=True)
+      else:
+        outputs[own[0]] = product(x_BxTxI, heads[own[0]])
+    return [outputs[i].reshape(*x_BxTxI.shape[:2], *size) for i, size in enumerate(heads)]
+
+
+def joined_lm(config: ModelConfig, execution: Execution, *, rngs: nnx.Rngs) -> LM:
+  """Make a language model in the form for decoding; `execution.layers` is `list`."""
+  return join(LM(config, execution, rngs=rngs))
+
+
+def join(model: LM) -> LM:
+  """Bring a model, whose layers are in a list, into the form for decoding; return it."""
+  for block in model.blocks:
+    mixer = block.attention
+    if isinstance(mixer, Attention | LinearAttention):
+      mixer.joined = JoinedProjections((mixer.query, mixer.key, mixer.value))
+      del mixer.query, mixer.key, mixer.value
+    for module in (block, mixer):
+      for name, child in list(vars(module).items()):
+        if isinstance(child, Pattention) and len(child.groups) > 1:
+          setattr(module, name, GroupedTokens(child))
+  return model
+
+
+def _sizes(projection: Projection) -> Hashable:
+  """Return a key that is equal for projections that can be joined; None: with no other."""
+  if isinstance(projection, Pattention):
+    return projection.groups, projection.keys.shape, projection.values.shape
+  if isinstance(projection, Dense) and projection.beside is None:
+    return projection.bias is None
+  return None
+
+
+def _join(projections: Sequence[Projection]) -> nnx.Module:
+  """Return one module for projections of equal `_sizes`."""
+  first = projections[0]
+  if isinstance(first, Pattention) and len(projections) > 1:
+    return StackedTokens(projections)
+  if isinstance(first, Pattention) and len(first.groups) > 1:
+    return GroupedTokens(first)
+  if isinstance(first, Dense) and len(projections) > 1:
+    # One matrix [I, ΣO], whose columns are the outputs.
+    first.kernel = _combined([one.kernel for one in projections], _concatenate)
+    if first.bias is not None:
+      first.bias = _combined([one.bias for one in projections], _concatenate)
+  return first
+
+
+def _combined(params: Sequence[nnx.Param], combine: Callable[..., jax.Array]) -> nnx.Param:
+  """Return one parameter for several, of arrays or of their shapes."""
+  arrays = [param.get_value() for param in params]
+  is_shape = isinstance(arrays[0], jax.ShapeDtypeStruct)
+  array: Any = jax.eval_shape(combine, *arrays) if is_shape else combine(*arrays)
+  info = params[0].get_metadata('info')
+  axes = (None,) * (array.ndim - len(info.axes)) + info.axes
+  return nnx.Param(array, info=dataclasses.replace(info, axes=axes, groups=(), frozen=()))
+
+
+def _stack(*arrays: jax.Array, cut: slice) -> jax.Array:
+  return jnp.stack([array[cut] for array in arrays])
+
+
+def _concatenate(*arrays: jax.Array) -> jax.Array:
+  return jnp.concatenate(arrays, axis=-1)
