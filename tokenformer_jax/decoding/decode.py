@@ -157,10 +157,11 @@ class Decoder:
   def definition(self) -> Definition:
     """The model with prepared parameters, on the current mesh.
 
-    On one device projections of one input are joined (`model/joined.py`); devices that split
-    parameters compute each on its own.
+    On one accelerator it has few operations (`model/joined.py`). CPUs, whose time is that of bytes,
+    and devices that split parameters compute each projection on its own.
     """
-    return self._joined if jax.sharding.get_abstract_mesh().size <= 1 else self._stored
+    is_whole = jax.sharding.get_abstract_mesh().size <= 1
+    return self._joined if is_whole and platform() != 'cpu' else self._stored
 
   def __call__(
     self, params: Params, requests: Sequence[Request], *, batch_size: int = 8

@@ -19,11 +19,12 @@ from tokenformer_jax.model.attention import Attention
 from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.lm import LM
 from tokenformer_jax.model.mixers.linear import LinearAttention
-from tokenformer_jax.model.pattention import Pattention, weights_to_decode
+from tokenformer_jax.model.norm import Norm
+from tokenformer_jax.model.pattention import Pattention, weights_without_gradient
 from tokenformer_jax.model.projections import Dense, Projection, split_output
 
 
-class StackedTokens(nnx.Module):
+class JoinedTokens(nnx.Module):
   """J Pattentions of one input, whose groups of N parameter tokens are equally large."""
 
   def __init__(self, pattentions: Sequence[Pattention]):
@@ -44,14 +45,14 @@ class StackedTokens(nnx.Module):
     outputs = []
     for group, keys, values in zip(self.groups, self.keys, self.values, strict=True):
       scores_MxJxN = jnp.einsum('MI,JNI->MJN', x_MxI, keys[...].astype(x.dtype))
-      weights_MxJxN = weights_to_decode(scores_MxJxN, group)
+      weights_MxJxN = weights_without_gradient(scores_MxJxN, group)
       outputs.append(jnp.einsum('MJN,JNO->JMO', weights_MxJxN, values[...].astype(x.dtype)))
     out_JxMxO = functools.reduce(jnp.add, outputs)
     return out_JxMxO.reshape(len(out_JxMxO), batch, length, -1)
 
 
-class GroupedTokens(StackedTokens):
-  """One Pattention of several groups."""
+class OwnTokens(JoinedTokens):
+  """One Pattention."""
 
   def __init__(self, pattention: Pattention):
     super().__init__([pattention])
@@ -60,6 +61,26 @@ class GroupedTokens(StackedTokens):
     """Return [B, T, O], or heads [B, T, H, K]."""
     (out_BxTxO,) = super().__call__(x)
     return out_BxTxO.reshape(*x.shape[:2], *out_heads) if out_heads else out_BxTxO
+
+
+class CenteredNorm(nnx.Module):
+  """A LayerNorm as a chain of quotients by sums over a row, which is one kernel on a GPU."""
+
+  def __init__(self, norm: Norm):
+    self.norm = norm
+
+  def __call__(self, x_BxTxD: jax.Array) -> jax.Array:
+    """Normalize each position."""
+    if x_BxTxD.shape[0] * x_BxTxD.shape[1] == 1:
+      return self.norm(x_BxTxD)  # For one row XLA makes three kernels of the chain.
+    x = x_BxTxD.astype(jnp.float32)
+    x = x - jnp.mean(x, axis=-1, keepdims=True)
+    x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.norm.epsilon)
+    if self.norm.scale is not None:
+      x = x * self.norm.scale[...][None, None]
+    if self.norm.bias is not None:
+      x = x + self.norm.bias[...][None, None]
+    return x.astype(x_BxTxD.dtype)
 
 
 class JoinedProjections(nnx.Module):
@@ -76,7 +97,7 @@ class JoinedProjections(nnx.Module):
     """Return the output [B, T, H, K] of each projection, given its heads (H, K)."""
     outputs: dict[int, jax.Array] = {}
     for own, product in zip(self.sets, self.products, strict=True):
-      if isinstance(product, StackedTokens) and len(own) > 1:
+      if isinstance(product, JoinedTokens) and len(own) > 1:
         outputs |= zip(own, product(x_BxTxI), strict=True)
       elif len(own) > 1:
         widths = [heads[i][0] * heads[i][1] for i in own]
@@ -93,16 +114,24 @@ def joined_lm(config: ModelConfig, execution: Execution, *, rngs: nnx.Rngs) -> L
 
 def join(model: LM) -> LM:
   """Bring a model, whose layers are in a list, into the form for decoding; return it."""
+  _replace(model)
   for block in model.blocks:
     mixer = block.attention
     if isinstance(mixer, Attention | LinearAttention):
       mixer.joined = JoinedProjections((mixer.query, mixer.key, mixer.value))
       del mixer.query, mixer.key, mixer.value
-    for module in (block, mixer):
-      for name, child in list(vars(module).items()):
-        if isinstance(child, Pattention) and len(child.groups) > 1:
-          setattr(module, name, GroupedTokens(child))
+    _replace(block)
+    _replace(mixer)
   return model
+
+
+def _replace(module: nnx.Module) -> None:
+  """Replace the children of a module that have another form for decoding."""
+  for name, child in list(vars(module).items()):
+    if isinstance(child, Pattention):
+      setattr(module, name, OwnTokens(child))
+    elif isinstance(child, Norm) and not child.is_rms:
+      setattr(module, name, CenteredNorm(child))
 
 
 def _sizes(projection: Projection) -> Hashable:
@@ -110,17 +139,15 @@ def _sizes(projection: Projection) -> Hashable:
   if isinstance(projection, Pattention):
     return projection.groups, projection.keys.shape, projection.values.shape
   if isinstance(projection, Dense) and projection.beside is None:
-    return projection.bias is None
+    return 'matrix', projection.bias is None
   return None
 
 
 def _join(projections: Sequence[Projection]) -> nnx.Module:
   """Return one module for projections of equal `_sizes`."""
   first = projections[0]
-  if isinstance(first, Pattention) and len(projections) > 1:
-    return StackedTokens(projections)
-  if isinstance(first, Pattention) and len(first.groups) > 1:
-    return GroupedTokens(first)
+  if isinstance(first, Pattention):
+    return JoinedTokens(projections) if len(projections) > 1 else OwnTokens(first)
   if isinstance(first, Dense) and len(projections) > 1:
     # One matrix [I, ΣO], whose columns are the outputs.
     first.kernel = _combined([one.kernel for one in projections], _concatenate)

@@ -107,8 +107,6 @@ def _normed_weights(
 
 def weights_of_groups(scores_BxTxN: jax.Array, groups: Sequence[TokenGroup]) -> jax.Array:
   """Compute the weight of every token of groups that may differ in their score functions."""
-  if len(groups) == scores_BxTxN.shape[1] == 1 and shard_count('param_tokens') == 1:
-    return weights_to_decode(scores_BxTxN[:, 0], groups[0])[:, None]
   together = groups_lib.make(groups)
   first, *others = dict.fromkeys(group.score for group in groups)
   weights_BxTxN = parameter_weights(scores_BxTxN, first, together)
@@ -119,11 +117,11 @@ def weights_of_groups(scores_BxTxN: jax.Array, groups: Sequence[TokenGroup]) -> 
   return weights_BxTxN
 
 
-def weights_to_decode(scores: jax.Array, group: TokenGroup) -> jax.Array:
-  """Compute the weights of one group of tokens, the last axis of `scores`, for no gradient.
+def weights_without_gradient(scores: jax.Array, group: TokenGroup) -> jax.Array:
+  """Compute the weights of one group of tokens, the last axis of `scores`.
 
-  XLA for GPUs makes one kernel of a norm and a function of its quotient. It makes two of the form
-  that `activate_scaled` has, and five of scores [B, 1, N].
+  XLA for GPUs makes one kernel of a norm and a function of the quotient, and two of the form that
+  `activate_scaled` has.
   """
   one = groups_lib.make((group,))
   if not isinstance(group.score, L2NormGELU):
