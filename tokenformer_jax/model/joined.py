@@ -1,4 +1,4 @@
-"""Layers in the form for decoding on one device, where the number of operations decides the time.
+"""Layers in the form for decoding on one accelerator, where the number of kernels decides the time.
 
 Projections of one input are one product, and every group of parameter tokens has arrays of its own,
 so that no token cuts or joins arrays of parameters.
@@ -21,50 +21,43 @@ from tokenformer_jax.model.lm import LM
 from tokenformer_jax.model.mixers.linear import LinearAttention
 from tokenformer_jax.model.norm import Norm
 from tokenformer_jax.model.pattention import Pattention, weights_without_gradient
-from tokenformer_jax.model.projections import Dense, Projection, split_output
+from tokenformer_jax.model.projections import Dense, NoProjection, split_output
 
 
 class JoinedTokens(nnx.Module):
-  """J Pattentions of one input, whose groups of N parameter tokens are equally large."""
+  """J Pattentions of one input and of equal sizes."""
 
   def __init__(self, pattentions: Sequence[Pattention]):
     self.groups = pattentions[0].groups
-    ends = list(itertools.accumulate(group.tokens for group in self.groups))
+    ends = itertools.accumulate(group.tokens for group in self.groups)
     cuts = [slice(end - group.tokens, end) for end, group in zip(ends, self.groups, strict=True)]
 
-    def stacks(name: str) -> nnx.List:
+    def stacked(name: str) -> nnx.List:
       matrices = [getattr(one, name) for one in pattentions]
-      return nnx.List([_combined(matrices, functools.partial(_stack, cut=cut)) for cut in cuts])
+      return nnx.List([_combined(functools.partial(_stack, cut=cut), matrices) for cut in cuts])
 
-    self.keys, self.values = stacks('keys'), stacks('values')
+    self.keys, self.values = stacked('keys'), stacked('values')  # of groups, [J, N, …]
 
-  def __call__(self, x: jax.Array) -> jax.Array:
+  def outputs(self, x: jax.Array) -> jax.Array:
     """Return the outputs [J, B, T, O] of x [B, T, I], or of heads [B, T, H, K]."""
     batch, length, *_ = x.shape
     x_MxI = x.reshape(batch * length, -1)
-    outputs = []
+    parts = []
     for group, keys, values in zip(self.groups, self.keys, self.values, strict=True):
       scores_MxJxN = jnp.einsum('MI,JNI->MJN', x_MxI, keys[...].astype(x.dtype))
       weights_MxJxN = weights_without_gradient(scores_MxJxN, group)
-      outputs.append(jnp.einsum('MJN,JNO->JMO', weights_MxJxN, values[...].astype(x.dtype)))
-    out_JxMxO = functools.reduce(jnp.add, outputs)
+      parts.append(jnp.einsum('MJN,JNO->JMO', weights_MxJxN, values[...].astype(x.dtype)))
+    out_JxMxO = functools.reduce(jnp.add, parts)
     return out_JxMxO.reshape(len(out_JxMxO), batch, length, -1)
 
-
-class OwnTokens(JoinedTokens):
-  """One Pattention."""
-
-  def __init__(self, pattention: Pattention):
-    super().__init__([pattention])
-
-  def __call__(self, x: jax.Array, out_heads: tuple[int, int] | None = None) -> jax.Array:
-    """Return [B, T, O], or heads [B, T, H, K]."""
-    (out_BxTxO,) = super().__call__(x)
-    return out_BxTxO.reshape(*x.shape[:2], *out_heads) if out_heads else out_BxTxO
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """Return the output [B, T, O] of a single Pattention."""
+    (out_BxTxO,) = self.outputs(x)
+    return out_BxTxO
 
 
 class CenteredNorm(nnx.Module):
-  """A LayerNorm as a chain of quotients by sums over a row, which is one kernel on a GPU."""
+  """A LayerNorm as a chain of functions of a row and its sum, which is one kernel on a GPU."""
 
   def __init__(self, norm: Norm):
     self.norm = norm
@@ -86,7 +79,7 @@ class CenteredNorm(nnx.Module):
 class JoinedProjections(nnx.Module):
   """Projections of one input into heads; those of equal sizes are one product."""
 
-  def __init__(self, projections: Sequence[Projection]):
+  def __init__(self, projections: Sequence[Any]):
     sets: dict[Hashable, list[int]] = {}
     for number, projection in enumerate(projections):
       sets.setdefault(_sizes(projection) or number, []).append(number)
@@ -97,13 +90,13 @@ class JoinedProjections(nnx.Module):
     """Return the output [B, T, H, K] of each projection, given its heads (H, K)."""
     outputs: dict[int, jax.Array] = {}
     for own, product in zip(self.sets, self.products, strict=True):
-      if isinstance(product, JoinedTokens) and len(own) > 1:
-        outputs |= zip(own, product(x_BxTxI), strict=True)
-      elif len(own) > 1:
+      if isinstance(product, JoinedTokens):
+        outputs |= zip(own, product.outputs(x_BxTxI), strict=True)
+      elif isinstance(product, NoProjection):
+        outputs[own[0]] = x_BxTxI
+      else:
         widths = [heads[i][0] * heads[i][1] for i in own]
         outputs |= zip(own, split_output(product, x_BxTxI, widths), strict=True)
-      else:
-        outputs[own[0]] = product(x_BxTxI, heads[own[0]])
     return [outputs[i].reshape(*x_BxTxI.shape[:2], *size) for i, size in enumerate(heads)]
 
 
@@ -129,12 +122,12 @@ def _replace(module: nnx.Module) -> None:
   """Replace the children of a module that have another form for decoding."""
   for name, child in list(vars(module).items()):
     if isinstance(child, Pattention):
-      setattr(module, name, OwnTokens(child))
+      setattr(module, name, JoinedTokens([child]))
     elif isinstance(child, Norm) and not child.is_rms:
       setattr(module, name, CenteredNorm(child))
 
 
-def _sizes(projection: Projection) -> Hashable:
+def _sizes(projection: Any) -> Hashable:
   """Return a key that is equal for projections that can be joined; None: with no other."""
   if isinstance(projection, Pattention):
     return projection.groups, projection.keys.shape, projection.values.shape
@@ -143,20 +136,19 @@ def _sizes(projection: Projection) -> Hashable:
   return None
 
 
-def _join(projections: Sequence[Projection]) -> nnx.Module:
+def _join(projections: Sequence[Any]) -> Any:
   """Return one module for projections of equal `_sizes`."""
   first = projections[0]
   if isinstance(first, Pattention):
-    return JoinedTokens(projections) if len(projections) > 1 else OwnTokens(first)
-  if isinstance(first, Dense) and len(projections) > 1:
-    # One matrix [I, ΣO], whose columns are the outputs.
-    first.kernel = _combined([one.kernel for one in projections], _concatenate)
+    return JoinedTokens(projections)
+  if len(projections) > 1:  # One matrix [I, ΣO], whose columns are the outputs.
+    first.kernel = _combined(_concatenate, [one.kernel for one in projections])
     if first.bias is not None:
-      first.bias = _combined([one.bias for one in projections], _concatenate)
+      first.bias = _combined(_concatenate, [one.bias for one in projections])
   return first
 
 
-def _combined(params: Sequence[nnx.Param], combine: Callable[..., jax.Array]) -> nnx.Param:
+def _combined(combine: Callable[..., jax.Array], params: Sequence[nnx.Param]) -> nnx.Param:
   """Return one parameter for several, of arrays or of their shapes."""
   arrays = [param.get_value() for param in params]
   is_shape = isinstance(arrays[0], jax.ShapeDtypeStruct)
