@@ -58,15 +58,15 @@ def make_family(maker: Maker, name: str) -> Iterator[Row]:
   begin, steps = maker.begin(MAIN), maker.scale.steps
   at = [steps(share * MAIN) for share in GROWTHS[name]]
   for seed, factor in itertools.product(maker.seeds, maker.rates):
-    source = f'{maker.constant(name, FAMILY[0], 1.0, seed, [at[1]])}@{at[1]}'
+    source = maker.constant(f'{name}/constant/{seed}', FAMILY[0], 1.0, seed, [at[1]])[at[1]]
     for n, shape in enumerate(FAMILY[1:], 1):
       rate, ends = factor ** (n / (len(FAMILY) - 1)), [*at[n + 1 : n + 2], begin]
-      trunk = maker.constant(f'{name}/{factor:g}', shape, rate, seed, ends, init_from=source)
+      path = f'{name}/{factor:g}/constant {shape}/{seed}'
+      trunk = maker.constant(path, shape, rate, seed, ends, source)
       arm, point = f'{name} {shape}', round(at[n] / steps(MAIN), 3)
-      path = f'{arm}/{factor:g}/{seed}'
-      row = maker.decayed(path, shape, rate, seed, f'{trunk}@{begin}', begin, MAIN)
+      row = maker.decayed(f'{arm}/{factor:g}', shape, rate, trunk[begin], MAIN)
       yield dataclasses.replace(row, arm=arm, point=point, rate=factor)
-      source = f'{trunk}@{ends[0]}'
+      source = trunk[ends[0]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,8 +199,13 @@ def make_method(maker: Maker, name: str) -> Iterator[Size]:
   tokens = maker.scale.steps(MAIN) * growth.TOKENS
   for rate, seed in itertools.product(maker.rates, maker.seeds):
     changes = {'optim__learning_rate': maker.scale.rate * rate, 'train__seed': seed}
-    base = growth.config(maker.name, BY_TOKENS[0], 1, **changes)
-    folder = str((maker.out / 'families' / name / f'{rate:g}_{seed}').absolute())
+    changes |= {
+      'optim__schedule': {'kind': 'wsd', 'final_fraction': 0.0},
+      'train__eval_batches': 64,
+    }
+    base = growth.config(maker.name, BY_TOKENS[0], train__sample_tokens=0, **changes)
+    path = maker.branches.out / maker.name / 'families' / name / f'{rate:g}_{seed}'
+    folder = str(path.absolute())
     family = Sizes(SIZES, tokens, **{'method': name, 'rate_power': 0.0, **METHODS[name]})
     jobs = jobs_lib.list_jobs(base, family, folder)
     if not grid_runs.make_missing(jobs, folder, make.make, make.is_done):

@@ -19,7 +19,6 @@ import argparse
 import dataclasses
 import functools
 import itertools
-import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +26,8 @@ from typing import Any
 
 import numpy as np
 import trials
+from branches import Point
+from branches import Runs as Branches
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import Config
@@ -109,12 +110,13 @@ class Row:
   rate: float
   seed: int
   loss: float  # in bits a byte on held-out text
+  step_seconds: float = 0.0  # of the processor, for a step of the last part; 0: not measured
 
 
 Losses = Mapping[int, float]  # by seed
 
 
-def config(scale_name: str, shape: str, steps: int, **changes: Any) -> Config:
+def config(scale_name: str, shape: str, **changes: Any) -> Config:
   """Return the config of a shape; two underscores in the name of a change stand for a dot."""
   scale, c = SCALES[scale_name], config_lib.defaults()
   layer, mixer = c.model.layer, c.model.layer.mixer
@@ -136,9 +138,7 @@ def config(scale_name: str, shape: str, steps: int, **changes: Any) -> Config:
   mixer.positions.fraction = 1.0
   c.data.update(source='stdlib', tokenizer='bytes', sequence_length=64, batch_size=8)
   c.optim.update(warmup_steps=50, new_token_warmup=100)
-  c.optim.schedule = {'kind': 'wsd', 'final_fraction': 0.0}
-  c.train.update(steps=steps, log_every=500, eval_every=0, eval_batches=64, sample_tokens=0)
-  c.train.update(checkpoint_every=10**9, keep_checkpoints=999, loss_chunk=64, trackers=())
+  c.train.update(eval_batches=8, loss_chunk=64, trackers=())  # 8 of the rows of an evaluation
   dotted = {name.replace('__', '.'): value for name, value in changes.items()}
   return config_lib.resolve(c, config_lib.from_dotted(dotted))
 
@@ -147,58 +147,58 @@ def config(scale_name: str, shape: str, steps: int, **changes: Any) -> Config:
 class Maker:
   """Make the runs of a scale that are missing."""
 
-  out: Path
+  branches: Branches
   name: str
   rates: tuple[float, ...] = RATES
   seeds: tuple[int, ...] = SEEDS
 
   @property
-  def scale(self) -> Scale:
-    """The scale."""
+  def scale(self) -> Any:
+    """The scale: at least its rate, and the steps of a length."""
     return SCALES[self.name]
+
+  def config(self, shape: str, **changes: Any) -> Config:
+    """Return the config of a shape."""
+    return config(self.name, shape, **changes)
 
   def begin(self, length: float) -> int:
     """Return the step at which the decay of a length begins."""
     return self.scale.steps((1 - DECAY) * length)
 
   def constant(
-    self, name: str, shape: str, rate: float, seed: int, ends: Sequence[int], **grown: Any
-  ) -> Path:
-    """Return a run at a constant rate with a checkpoint at each of some steps."""
-    first = int(str(grown['init_from']).rpartition('@')[2]) if grown else 0
-    every = math.gcd(first, *ends)
-    changes = {'optim__schedule': {'kind': 'constant'}, **grown}
-    changes |= {'optim__learning_rate': self.scale.rate * rate, 'train__seed': seed}
-    made = config(self.name, shape, max(ends), train__checkpoint_every=every, **changes)
-    return trials.once(self.out, f'{name}/constant {shape}/{rate:g}/{seed}', made)
-
-  def decayed(
     self,
     name: str,
     shape: str,
     rate: float,
     seed: int,
-    source: str,
-    start: int,
-    length: float,
-    **grown: Any,
+    ends: Sequence[int],
+    start: Point | None = None,
+    **changes: Any,
+  ) -> dict[int, Point]:
+    """Return the points of a run at a constant rate after some steps."""
+    changes |= {'optim__learning_rate': self.scale.rate * rate, 'train__seed': seed}
+    made = self.config(shape, **changes)
+    return self.branches.train(f'{self.name}/{name}', made, start, ends=ends)[1]
+
+  def decayed(
+    self, name: str, shape: str, rate: float, start: Point, length: float, **changes: Any
   ) -> Row:
-    """Return a run that continues from another one and decays to zero at the end of a length."""
-    begin, end = max(start, self.begin(length)), self.scale.steps(length)
-    changes = {'init_from': source, 'train__decay_from': begin, 'train__seed': seed, **grown}
-    changes['optim__learning_rate'] = self.scale.rate * rate
-    workdir = trials.once(self.out, name, config(self.name, shape, end, **changes))
-    loss = trials.evaluations(workdir)[-1]['eval/bits_per_byte']
-    return Row(self.name, '', length, 0.0, rate, seed, loss)
+    """Return a run that goes on from a point and decays to zero at the end of a length."""
+    seed, end = start.config.train.seed, self.scale.steps(length)
+    changes |= {'optim__learning_rate': self.scale.rate * rate, 'train__seed': seed}
+    made, decay = self.config(shape, **changes), max(start.step, self.begin(length))
+    name = f'{self.name}/{name}/{rate:g}/{seed}'
+    ended, _ = self.branches.train(name, made, start, ends=[end], decay_from=decay)
+    return Row(self.name, '', length, 0.0, rate, seed, ended.loss, ended.step_seconds)
 
   def scratch(self, shape: str, lengths: Sequence[float]) -> Iterator[Row]:
     """Yield a size from scratch at all lengths."""
     begins = {length: self.begin(length) for length in lengths}
     for rate, seed in itertools.product(self.rates, self.seeds):
-      source = self.constant('scratch', shape, rate, seed, list(begins.values()))
+      name = f'scratch/constant {shape}/{rate:g}/{seed}'
+      trunk = self.constant(name, shape, rate, seed, list(begins.values()))
       for length, begin in begins.items():
-        name = f'scratch/{shape} {length}/{rate:g}/{seed}'
-        row = self.decayed(name, shape, rate, seed, f'{source}@{begin}', begin, length)
+        row = self.decayed(f'scratch/{shape} {length}', shape, rate, trunk[begin], length)
         yield dataclasses.replace(row, arm=shape)
 
   def grown(self, name: str, points: Sequence[float]) -> Iterator[Row]:
@@ -208,16 +208,14 @@ class Maker:
     first, *between, last = arm.shapes
     for seed in self.seeds:
       at = {point: [steps(share * MAIN) for share in shares(point, arm)[1:]] for point in points}
-      trunk = self.constant(name, first, 1.0, seed, [ends[0] for ends in at.values()])
+      firsts = [ends[0] for ends in at.values()]
+      trunk = self.constant(f'{name}/constant/{seed}', first, 1.0, seed, firsts)
       for (point, ends), rate in itertools.product(at.items(), self.rates):
-        source = f'{trunk}@{ends[0]}'
+        start = trunk[ends[0]]
         for shape, end in zip(between, ends[1:], strict=True):
-          run = self.constant(
-            f'{name}/{point:g}', shape, rate, seed, [end], init_from=source, **grow
-          )
-          source = f'{run}@{end}'
-        path = f'{name}/{point:g}/{rate:g}/{seed}'
-        row = self.decayed(path, last, rate, seed, source, ends[-1], MAIN, **grow)
+          path = f'{name}/{point:g}/constant {shape}/{rate:g}/{seed}'
+          start = self.constant(path, shape, rate, seed, [end], start, **grow)[end]
+        row = self.decayed(f'{name}/{point:g}', last, rate, start, MAIN, **grow)
         yield dataclasses.replace(row, arm=name, point=point)
 
 
@@ -234,12 +232,17 @@ class Runs:
   scale: str
   rows: Sequence[Row]
 
-  def best(self, arm: str, length: float, point: float = 0.0) -> tuple[float, Losses]:
-    """Return the best rate by the mean over seeds, and the losses at it; {} if there are none."""
-    by_rate: dict[float, dict[int, float]] = {}
+  def by_rate(self, arm: str, length: float, point: float = 0.0) -> dict[float, dict[int, float]]:
+    """Return the losses of an arm by rate and seed."""
+    losses: dict[float, dict[int, float]] = {}
     for row in self.rows:
       if (row.arm, row.length, row.point) == (arm, length, point):
-        by_rate.setdefault(row.rate, {})[row.seed] = row.loss
+        losses.setdefault(row.rate, {})[row.seed] = row.loss
+    return losses
+
+  def best(self, arm: str, length: float, point: float = 0.0) -> tuple[float, Losses]:
+    """Return the best rate by the mean over seeds, and the losses at it; {} if there are none."""
+    by_rate = self.by_rate(arm, length, point)
     most = max(map(len, by_rate.values()), default=0)
     whole = {rate: losses for rate, losses in by_rate.items() if len(losses) == most}
     if not whole:
@@ -275,7 +278,7 @@ class Runs:
 
 @functools.cache
 def _token_flops(scale: str, shape: str) -> float:
-  made = complete(config(scale, shape, 1))
+  made = complete(config(scale, shape))
   return flops.train_flops(made.model, made.data.sequence_length)
 
 
@@ -418,7 +421,7 @@ def makers(args: argparse.Namespace) -> Iterator[Maker]:
   trials.keep_programs(args.out)
   rates, seeds = tuple(map(float, args.rates.split(','))), tuple(map(int, args.seeds.split(',')))
   for name in args.scales.split(','):
-    yield Maker(args.out / name, name, rates, seeds)
+    yield Maker(Branches(args.out), name, rates, seeds)
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ import sys
 import pytest
 import tiny_run
 
-NAMES = ('families', 'growth', 'trials', 'will_it_pay')  # modules of experiments/
+NAMES = ('branches', 'families', 'growth', 'trials', 'will_it_pay')  # modules of experiments/
 
 
 @pytest.fixture(scope='module')
@@ -14,7 +14,7 @@ def experiment():
   """The experiment that fits the law, the stored growths, and those of others."""
   with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(tiny_run.ROOT / 'experiments')
-    _, growth, trials, will_it_pay = map(importlib.import_module, NAMES)
+    *_, growth, trials, will_it_pay = map(importlib.import_module, NAMES)
     rows = trials.read(will_it_pay.HERE / 'growth_runs.csv', growth.Row)
     outside = trials.read(will_it_pay.HERE / 'outside_runs.csv', will_it_pay.Outside)
   for name in NAMES:
