@@ -10,17 +10,20 @@ import numpy as np
 import pytest
 from compilations import compilations
 from mixtures import mixture, unbalanced
-from tiny import gated_model, large_params, linear, tiny_model, two_kinds
+from tiny import gated_model, large_params, linear, tiny_model, two_kinds, with_mixer
 
 from tokenformer_jax.config import (
   CapacityConfig,
   MeshConfig,
   ModelConfig,
+  PattentionConfig,
   PositionScaleConfig,
   RotaryConfig,
   SeenScaleConfig,
   SkiplessConfig,
+  TokenGroup,
 )
+from tokenformer_jax.decoding import decode
 from tokenformer_jax.decoding.buckets import bucket, growing_bucket
 from tokenformer_jax.decoding.decode import Decoder, Request
 from tokenformer_jax.decoding.sampling import GREEDY, Sampling
@@ -106,7 +109,7 @@ def _likeliest(model: ModelConfig, prompt: list[int], text: list[int]) -> list[i
 )
 def test_cached_logits_of_unequal_prompts_are_those_of_each_alone(model):
   """The prompts in one batch, left-padded, then three tokens one by one."""
-  definition, params = define_lm(model, Execution(layers='list')), _prepared(model)
+  definition, params = _decoder(model).definition, _prepared(model)
   rows = [_prompt(length + 3) for length in UNEQUAL]
   padding = np.array([64 - length for length in UNEQUAL], np.int32)
   ids = np.zeros((len(rows), 64 + 3), np.int32)
@@ -264,3 +267,74 @@ def test_prepared_parameters_compute_what_the_model_does(model):
   logits = jax.jit(lambda params: definition.bind(params)(np.array([_prompt(20)]))[0])
   want = logits(unstack(large_params(model), model))
   np.testing.assert_array_equal(logits(prepared), want, 'another model')
+
+
+# On one accelerator, whose layers have another form
+
+GROUPED = with_mixer(  # queries, and fewer heads of keys and values, by groups of tokens
+  tiny_model(layers=1, tied_head=False),
+  qkv=PattentionConfig(groups=[TokenGroup(16, 16), TokenGroup(8, 8)]),
+  kv_heads=2,
+)
+FEW_KEYS = dataclasses.replace(architectures.few_key_heads(), pattern='layer')
+SHAPED = architectures.simplified(SkiplessConfig(), dense=False)
+EXPERTS = mixture(unbalanced(), layers=1, tied_head=False)
+
+
+@pytest.fixture(name='on_accelerator')
+def fixture_on_accelerator(monkeypatch):
+  monkeypatch.setattr(decode, 'platform', lambda: 'gpu')
+
+
+@pytest.mark.parametrize(
+  'model',
+  [
+    MODEL,
+    *(
+      pytest.param(model, marks=pytest.mark.slow)
+      for model in (DENSE, KINDS, LINEAR, GATED, GROUPED, FEW_KEYS, SHAPED, EXPERTS)
+    ),
+  ],
+)
+def test_an_accelerator_writes_the_texts_of_a_cpu(model, monkeypatch):
+  want = _texts(model)
+  monkeypatch.setattr(decode, 'platform', lambda: 'gpu')
+  decoder = Decoder(model, Execution())
+  texts = decoder(decoder.prepare(large_params(model)), MIXED)
+  assert [text.tolist() for text in texts] == want
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('model', [MODEL, DENSE, LINEAR, GROUPED, FEW_KEYS, SHAPED])
+def test_the_layers_for_an_accelerator_compute_what_the_model_does(model, dtype, on_accelerator):
+  execution, params, ids = Execution(jnp.dtype(dtype)), large_params(model), [_prompt(20)]
+  decoder, stored = Decoder(model, execution), define_lm(model, execution)
+  want = np.asarray(jax.jit(lambda params: stored.bind(params)(np.array(ids))[0])(params))
+  joined, prepared = decoder.definition, decoder.prepare(params)
+  got = np.asarray(jax.jit(lambda params: joined.bind(params)(np.array(ids))[0])(prepared))
+  if dtype == 'float32':
+    np.testing.assert_allclose(got, want, atol=1e-6 * np.abs(want).max(), err_msg='another model')
+  else:
+    assert (got.argmax(-1) == want.argmax(-1)).all(), 'other tokens are the likeliest'
+
+
+def test_projections_of_equal_sizes_are_joined_and_groups_have_their_own_arrays(on_accelerator):
+  def shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    layer = Decoder(model, Execution()).definition.abstract['blocks'][0]
+    paths = jax.tree_util.tree_leaves_with_path(layer)
+    return {'/'.join(str(key.key) for key in path): array.shape for path, array in paths}
+
+  assert shapes(MODEL)['attention/joined/products/0/keys/0'] == (3, 24, 32)
+  assert shapes(DENSE)['attention/joined/products/0/kernel'] == (32, 96)
+  values = {path: shape for path, shape in shapes(GROUPED).items() if 'joined' in path}
+  assert values == {
+    'attention/joined/products/0/keys/0': (1, 16, 32),
+    'attention/joined/products/0/keys/1': (1, 8, 32),
+    'attention/joined/products/0/values/0': (1, 16, 32),
+    'attention/joined/products/0/values/1': (1, 8, 32),
+    'attention/joined/products/1/keys/0': (2, 16, 32),
+    'attention/joined/products/1/keys/1': (2, 8, 32),
+    'attention/joined/products/1/values/0': (2, 16, 16),
+    'attention/joined/products/1/values/1': (2, 8, 16),
+  }, 'queries are apart, keys and values together'

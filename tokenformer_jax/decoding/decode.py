@@ -14,16 +14,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from tokenformer_jax.config import ModelConfig
 from tokenformer_jax.decoding import buckets, sampling
 from tokenformer_jax.decoding.sampling import Draws, Sampling
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.model.joined import join, joined_lm
 from tokenformer_jax.model.layer import Context
 from tokenformer_jax.model.lm import LM, Execution, define_lm, unstack
 from tokenformer_jax.model.loss import logits
-from tokenformer_jax.model.params import ParamInfo, Params, Role
-from tokenformer_jax.parallel.sharding import constrain
+from tokenformer_jax.model.params import Definition, ParamInfo, Params, Role, define_model
+from tokenformer_jax.parallel.sharding import constrain, platform
 
 _CHUNK = 16  # tokens that one call writes before the host reads them
 STREAM_CHUNK = 4  # the same for a streamed text, whose reader waits
@@ -88,7 +90,9 @@ class Decoder:
   def __init__(self, model: ModelConfig, execution: Execution):
     """Define the model, with its layers in a list."""
     self._model = model
-    definition = define_lm(model, dataclasses.replace(execution, layers='list'))
+    execution = dataclasses.replace(execution, layers='list')
+    self._stored = define_lm(model, execution)
+    self._joined = define_model(joined_lm, model, execution)
 
     @jax.jit
     def prepare(params: Params) -> Params:
@@ -97,11 +101,14 @@ class Decoder:
         rounded = array.astype(execution.dtype) if info.role in _ROUNDED else array
         return constrain(rounded, *info.axes)
 
-      return jax.tree.map(placed, definition.info, unstack(params, model))
+      params = unstack(params, model)
+      if self.definition is self._joined:
+        params = nnx.to_pure_dict(nnx.state(join(self._stored.bind(params)), nnx.Param))
+      return jax.tree.map(placed, self.definition.info, params)
 
     @functools.partial(jax.jit, static_argnames='space')
     def prefill(params: Params, ids_BxT: jax.Array, rows: _Rows, left_B: jax.Array, space: int):
-      module = definition.bind(params)
+      module = self.definition.bind(params)
       caches = module.init_caches(ids_BxT.shape[0], space)
       hidden_BxTxD, caches, _ = module.hidden(ids_BxT, Context(0, rows.padding_B), caches)
       last_Bx1xD = hidden_BxTxD[:, -1:]
@@ -110,7 +117,7 @@ class Decoder:
 
     @functools.partial(jax.jit, static_argnames=('need', 'chunk'), donate_argnames='state')
     def advance(params, state: _State, rows: _Rows, going_B: jax.Array, need: str, chunk: int):
-      module = definition.bind(params)
+      module = self.definition.bind(params)
       state = state._replace(left_B=jnp.where(going_B, state.left_B, 0))
 
       def step(carry: tuple[jax.Array, jax.Array, _State]) -> tuple[jax.Array, jax.Array, _State]:
@@ -128,19 +135,33 @@ class Decoder:
         return (i < chunk) & jnp.any(state.left_B > 0)
 
       empty = jnp.full((chunk, rows.padding_B.shape[0]), NO_TOKEN)
-      _, written_CxB, state = jax.lax.while_loop(goes_on, step, (jnp.int32(0), empty, state))
+      first = jnp.int32(0), empty, state
+      if platform() == 'cpu':
+        _, written_CxB, state = jax.lax.while_loop(goes_on, step, first)
+      else:  # A condition on data costs kernels, and a copy to the host, for every token.
+        _, written_CxB, state = jax.lax.fori_loop(0, chunk, lambda _, carry: step(carry), first)
       # Every host reads all rows, so that all stop at the same token.
       return constrain(written_CxB, None, None), state.placed(module)
 
     self._prepare, self._prefill, self._advance = prepare, prefill, advance
 
   def prepare(self, params: Params) -> Params:
-    """Return a model's parameters in the form that the other methods take.
+    """Return a model's parameters in the form that the other methods take, those of `definition`.
 
     Every layer has its own arrays, those of products in the dtype of the products, so writing a
     token copies no parameters. The results of the model do not change.
     """
     return self._prepare(params)
+
+  @property
+  def definition(self) -> Definition:
+    """The model with prepared parameters, on the current mesh.
+
+    On one accelerator it has few operations (`model/joined.py`). CPUs, whose time is that of bytes,
+    and devices that split parameters compute each projection on its own.
+    """
+    is_whole = jax.sharding.get_abstract_mesh().size <= 1
+    return self._joined if is_whole and platform() != 'cpu' else self._stored
 
   def __call__(
     self, params: Params, requests: Sequence[Request], *, batch_size: int = 8

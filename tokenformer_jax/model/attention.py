@@ -14,7 +14,7 @@ from tokenformer_jax.model import kernels
 from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.layer import EMPTY_AUX, FROM_START, NO_INPUTS, Aux, Context, LayerInputs
 from tokenformer_jax.model.norm import apply_norm, make_norm
-from tokenformer_jax.model.projections import projection
+from tokenformer_jax.model.projections import into_heads, projection
 from tokenformer_jax.model.token_attention import KernelAttention, make_positions
 from tokenformer_jax.parallel.rules import shard_count
 from tokenformer_jax.parallel.sharding import constrain
@@ -26,6 +26,8 @@ class Attention(nnx.Module):
   A head of keys and values may serve several heads of queries (Ainslie et al. 2023, arXiv
   2305.13245). With fewer heads of keys than devices, each device has all of them.
   """
+
+  joined: Any = None  # the projections of queries, keys and values in one: `joined.join`
 
   def __init__(
     self,
@@ -40,12 +42,12 @@ class Attention(nnx.Module):
     self.head_width = width_of_heads(config, model.width)
     queries, keys = self.heads * self.head_width, self.key_heads * self.head_width
     make = functools.partial(projection, model=model, execution=execution, rngs=rngs)
-    into_heads = functools.partial(make, axes=('width', 'heads'))
+    heads_of = functools.partial(make, axes=('width', 'heads'))
     query_zero, value_zero = (name in self.zero_at_start(config) for name in ('query', 'value'))
     orthogonal = model.init.attention_kernels == 'orthogonal'
-    self.query = into_heads(config.qkv, widths=(model.width, queries), starts_at_zero=query_zero)
-    self.key = into_heads(config.qkv, widths=(model.width, keys))
-    self.value = into_heads(
+    self.query = heads_of(config.qkv, widths=(model.width, queries), starts_at_zero=query_zero)
+    self.key = heads_of(config.qkv, widths=(model.width, keys))
+    self.value = heads_of(
       config.qkv if isinstance(config.value, AsKeyConfig) else config.value,
       widths=(model.width, keys),
       starts_at_zero=value_zero,
@@ -121,19 +123,20 @@ class Attention(nnx.Module):
     width = self.head_width
     if cache is None and self.query_norm is None:
       width = self.attend.filled_width(x_BxTxD, self.heads, context)
-    query = apply_norm(self.query_norm, self.query(x_BxTxD, (self.heads, width)))
+    query, key, value = self.project(x_BxTxD, width)
+    query, key = apply_norm(self.query_norm, query), apply_norm(self.key_norm, key)
     query = query if self.query_scale == 1 else query * self.query_scale
-    key = apply_norm(self.key_norm, self.key(x_BxTxD, (self.key_heads, width)))
-    value = self.values(x_BxTxD, width)
     key_axis = 'heads' if self.key_heads % shard_count('heads') == 0 else None
     query = constrain(query, 'batch', 'slots', 'heads', None)
     key, value = (constrain(x, 'batch', 'slots', key_axis, None) for x in (key, value))
     mixed, cache = self.mix(query, key, value, context, cache)
     return self.proj(constrain(mixed, 'batch', 'slots', 'heads', None)), cache, EMPTY_AUX
 
-  def values(self, x_BxTxD: jax.Array, width: int) -> jax.Array:
-    """Return the values [B, T, G, `width`], filled with zeros."""
-    return self.value(x_BxTxD, (self.key_heads, width))
+  def project(self, x_BxTxD: jax.Array, width: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return queries [B, T, H, `width`], keys and values [B, T, G, `width`], filled with zeros."""
+    own = (self.key_heads, width)
+    query, key, value = into_heads(self, x_BxTxD, ((self.heads, width), own, own))
+    return query, key, value
 
   def mix(
     self, query: jax.Array, key: jax.Array, value: jax.Array, context: Context, cache: Any

@@ -117,6 +117,20 @@ def weights_of_groups(scores_BxTxN: jax.Array, groups: Sequence[TokenGroup]) -> 
   return weights_BxTxN
 
 
+def weights_without_gradient(scores: jax.Array, group: TokenGroup) -> jax.Array:
+  """Compute the weights of one group of tokens, the last axis of `scores`.
+
+  XLA for GPUs makes one kernel of a norm and a function of the quotient, and two of the form that
+  `activate_scaled` has.
+  """
+  one = groups_lib.make((group,))
+  if not isinstance(group.score, L2NormGELU):
+    return parameter_weights(scores, group.score, one)
+  x = scores.astype(jnp.float32)
+  x = x * _inverse_l2(one.total(jnp.square(x)), one.reference)
+  return activate(x, group.score.gelu).astype(scores.dtype)
+
+
 def _round_gradient(rows: jax.Array, dtype: jnp.dtype) -> jax.Array:
   """Return the rows unchanged, with their gradient rounded to `dtype`.
 

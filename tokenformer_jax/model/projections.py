@@ -3,7 +3,7 @@
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -130,6 +130,17 @@ class NoProjection(nnx.Module):
 
 
 Projection = Pattention | Dense | NoProjection
+
+
+def into_heads(
+  mixer: Any, x_BxTxD: jax.Array, heads: Sequence[tuple[int, int]]
+) -> Iterator[jax.Array]:
+  """Yield queries, keys and values [B, T, H, K] of a mixer, given the heads (H, K) of each."""
+  if mixer.joined is not None:
+    yield from mixer.joined(x_BxTxD, heads)
+    return
+  for project_one, own in zip((mixer.query, mixer.key, mixer.value), heads, strict=True):
+    yield project_one(x_BxTxD, own)
 
 
 def output_std(model: ModelConfig) -> float:

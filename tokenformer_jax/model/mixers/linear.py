@@ -22,7 +22,7 @@ from tokenformer_jax.model import sequence
 from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.layer import EMPTY_AUX, FROM_START, NO_INPUTS, Aux, Context, LayerInputs
 from tokenformer_jax.model.positions import Rotary
-from tokenformer_jax.model.projections import projection
+from tokenformer_jax.model.projections import into_heads, projection
 from tokenformer_jax.parallel.sharding import constrain
 
 _CHUNK = 128  # the most positions whose scores are computed together
@@ -41,6 +41,8 @@ _AXES = State(('batch', 'heads', None, None), ('batch', 'heads', None))
 
 class LinearAttention(nnx.Module):
   """Multi-head linear attention whose query, key, value and output are projections."""
+
+  joined: Any = None  # as in `attention.Attention`
 
   def __init__(
     self,
@@ -95,8 +97,8 @@ class LinearAttention(nnx.Module):
     """
     del inputs
     query, key, value = (
-      constrain(project(x_BxTxD, (self.heads, self.head_width)), 'batch', 'slots', 'heads', None)
-      for project in (self.query, self.key, self.value)
+      constrain(projected, 'batch', 'slots', 'heads', None)
+      for projected in into_heads(self, x_BxTxD, [(self.heads, self.head_width)] * 3)
     )
     positions_BxT = context.positions(x_BxTxD.shape[1])
     if self.causal:

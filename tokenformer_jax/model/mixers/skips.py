@@ -29,10 +29,10 @@ class SkipAttention(Attention):
     """Return the projections that start at zero: those with a skip."""
     return ('value',) if config.value_skip else ()
 
-  def values(self, x_BxTxD: jax.Array, width: int) -> jax.Array:
-    """Return the values [B, T, H, `width`], filled with zeros."""
-    projected = super().values(x_BxTxD, width)
-    if self.input_gain is None:
-      return projected
-    skipped = self.as_heads(x_BxTxD, (self.heads, width))
-    return apply_gain(self.input_gain, skipped) + apply_gain(self.value_gain, projected)
+  def project(self, x_BxTxD: jax.Array, width: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return queries, keys and values [B, T, H, `width`], filled with zeros."""
+    query, key, value = super().project(x_BxTxD, width)
+    if self.input_gain is not None:
+      skipped = self.as_heads(x_BxTxD, (self.heads, width))
+      value = apply_gain(self.input_gain, skipped) + apply_gain(self.value_gain, value)
+    return query, key, value
