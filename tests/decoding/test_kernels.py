@@ -76,3 +76,8 @@ def test_no_token_copies_a_parameter():
         entries = math.prod(map(int, sizes.split(',')))
         is_cache = sizes == '8,16,384,96'
         assert is_cache or entries < 1536 * 1536, visit.instruction
+
+
+def test_the_default_draw_takes_at_most_12_kernels_more_than_the_likeliest_token():
+  likeliest, drawn = (_kernels(_text('1_5b', 2, 8, need)) for need in ('likeliest', 'likely'))
+  assert drawn - likeliest <= 12

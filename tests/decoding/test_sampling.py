@@ -12,6 +12,9 @@ from tokenformer_jax.decoding.sampling import (
   Sampling,
   choose,
   draw,
+  draw_by_bisection,
+  draw_by_rejection,
+  draw_by_rejection_or_sort,
   lowest_by_bisection,
   lowest_by_sort,
   needs,
@@ -86,6 +89,36 @@ def test_both_ways_to_the_limit_are_the_definition(lowest, step):
     mass = np.cumsum(np.exp(np.float64(ordered)))
     want = ordered[-1] if p == 1 else ordered[np.searchsorted(mass, p * mass[-1])]
     assert want == limit or (p == 1 and k == 0 and limit == -np.inf), f'top_k={k} top_p={p}'
+
+
+_DRAWS = (draw_by_bisection, draw_by_rejection, draw_by_rejection_or_sort)
+
+
+@pytest.mark.parametrize('way', _DRAWS)
+@pytest.mark.parametrize(
+  'logits', [[2, 1.5, 1, 0.5, -3], [1, 1, 0, 0, -3]], ids=['', 'equal logits']
+)
+def test_every_way_to_draw_has_the_probabilities_of_the_tokens_that_top_p_leaves(way, logits):
+  """Chi-square with three degrees of freedom is above 16.3 once in a thousand times."""
+  rows, probabilities = 20_000, np.exp(np.float64(logits)) / np.exp(np.float64(logits)).sum()
+  draws = Draws.from_samplings([Sampling(1.0, top_p=0.95)] * rows)
+  ids = np.asarray(jax.jit(way)(np.tile(np.float32(logits), (rows, 1)), draws, np.arange(rows)))
+  want = rows * probabilities[:4] / probabilities[:4].sum()  # the fifth token is beyond 0.95
+  counts = np.bincount(ids, minlength=5)
+  assert counts[4] == 0 and np.sum((counts[:4] - want) ** 2 / want) < 16.3
+
+
+def test_a_row_is_drawn_by_its_own_settings_on_accelerators_too():
+  """Rows are drawn by rejection or after a sort; without an accepted draw, it is the likeliest."""
+  ways = [Sampling(1.0, 0, 0.95, 3), Sampling(1.0, 3, 0.95, 3), Sampling(1.0, 0, 0.5, 3)]
+  logits = np.random.default_rng(0).normal(size=(3, 50)).astype(np.float32)
+  draws, position = Draws.from_samplings(ways), np.arange(3)
+  bisected, rejected, together = (jax.jit(f)(logits, draws, position) for f in _DRAWS)
+  assert together.tolist() == [rejected[0], *bisected[1:].tolist()]
+  assert needs(ways) == 'limited' and needs(ways[:1]) == 'likely', 'sorts without need'
+  nothing = draws._replace(top_p_B=np.full(3, 1e-30, np.float32))
+  likeliest = jax.jit(draw_by_rejection)(logits, nothing, position)
+  assert likeliest.tolist() == logits.argmax(-1).tolist()
 
 
 def test_what_is_given_wins_over_what_a_folder_states_and_that_over_ours():

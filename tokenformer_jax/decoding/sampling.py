@@ -12,6 +12,10 @@ from tokenformer_jax.errors import UserError
 
 # vLLM's limit: below it the likeliest token is taken, because the scaled logits could overflow.
 _LOWEST_TEMPERATURE = 1e-5
+# Accelerators draw by rejection from this top_p on: of 8 draws all are refused once in 10⁸ tokens.
+_REJECTION_FROM = 0.9
+_CANDIDATES = 8
+_POSITIONS = 2**28  # the positions of a text; those after it number the candidates of a token
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,11 +75,13 @@ class Draws(NamedTuple):
 
 
 def needs(samplings: Sequence[Sampling]) -> str:
-  """Return the draws that `draw` must support for some rows: `likeliest`, `any` or `limited`."""
+  """Return the draws that `draw` must support: `likeliest`, `any`, `likely` or `limited`."""
   drawn = [s for s in samplings if not s.is_greedy]
-  if not drawn:
-    return 'likeliest'
-  return 'limited' if any(s.top_k or s.top_p < 1 for s in drawn) else 'any'
+  if any(s.top_k or s.top_p < _REJECTION_FROM for s in drawn):
+    return 'limited'
+  if any(s.top_p < 1 for s in drawn):
+    return 'likely'
+  return 'any' if drawn else 'likeliest'
 
 
 def draw(
@@ -91,22 +97,85 @@ def draw(
     return likeliest_B
   greedy_B = draws.temperature_B == 0
   scaled_BxV = logits_BxV / jnp.where(greedy_B, 1, draws.temperature_B)[:, None]
-  if need == 'limited':
-    lowest_Bx1 = jax.lax.platform_dependent(
-      scaled_BxV, draws, cpu=lowest_by_bisection, default=lowest_by_sort
+  if need == 'any':
+    drawn_B = _draw_all(scaled_BxV, draws, position_B)
+  else:
+    drawn_B = jax.lax.platform_dependent(
+      scaled_BxV,
+      draws,
+      position_B,
+      cpu=draw_by_bisection,
+      default=draw_by_rejection if need == 'likely' else draw_by_rejection_or_sort,
     )
-    scaled_BxV = jnp.where(scaled_BxV < lowest_Bx1, -jnp.inf, scaled_BxV)
-
-  def draw_row(logits_V: jax.Array, seed: jax.Array, position: jax.Array) -> jax.Array:
-    key = jax.random.fold_in(jax.random.key(seed), position)
-    return jax.random.categorical(key, logits_V).astype(jnp.int32)
-
-  drawn_B = jax.vmap(draw_row)(scaled_BxV, draws.seed_B, position_B)
   return jnp.where(greedy_B, likeliest_B, drawn_B)
 
 
+def _draw_all(logits_BxV: jax.Array, draws: Draws, position_B: jax.Array) -> jax.Array:
+  """Draw from all tokens whose logits are finite."""
+  return _draw_candidates(logits_BxV, draws, position_B, 1)[:, 0]
+
+
+def _draw_candidates(
+  logits_BxV: jax.Array, draws: Draws, position_B: jax.Array, count: int
+) -> jax.Array:
+  """Return independent draws from all tokens [B, C]; the first ones do not depend on C."""
+
+  def draw_one(logits_V: jax.Array, seed: jax.Array, number: jax.Array) -> jax.Array:
+    key = jax.random.fold_in(jax.random.key(seed), number)
+    return jax.random.categorical(key, logits_V).astype(jnp.int32)
+
+  numbers_BxC = position_B[:, None] + _POSITIONS * jnp.arange(count)[None]
+  draw_row = jax.vmap(draw_one, in_axes=(None, None, 0))
+  return jax.vmap(draw_row)(logits_BxV, draws.seed_B, numbers_BxC)
+
+
+def draw_by_bisection(logits_BxV: jax.Array, draws: Draws, position_B: jax.Array) -> jax.Array:
+  """Draw from the tokens that top_k and top_p leave, on a CPU."""
+  return _draw_from(lowest_by_bisection(logits_BxV, draws), logits_BxV, draws, position_B)
+
+
+def draw_by_rejection(logits_BxV: jax.Array, draws: Draws, position_B: jax.Array) -> jax.Array:
+  """Draw from the tokens that top_p leaves, without a sort: 11 kernels on a GPU instead of 17.
+
+  Of eight draws from all tokens this is the first one whose likelier tokens do not reach p. If
+  there is none, with a probability of (1 − p)⁸ at most, it is the likeliest token.
+  """
+  candidates_BxC = _draw_candidates(logits_BxV, draws, position_B, _CANDIDATES)
+  p_Bx1, top_Bx1 = draws.top_p_B[:, None], jnp.max(logits_BxV, axis=-1, keepdims=True)
+  own_BxC = jnp.take_along_axis(logits_BxV, candidates_BxC, axis=-1)
+  exps_BxV = jnp.exp(logits_BxV - top_Bx1)
+  is_likelier_BxCxV = logits_BxV[:, None] > own_BxC[..., None]
+  likelier_BxC = jnp.sum(jnp.where(is_likelier_BxCxV, exps_BxV[:, None], 0), axis=-1)
+  stays_BxC = likelier_BxC < p_Bx1 * jnp.sum(exps_BxV, axis=-1, keepdims=True)
+  stays_BxC |= p_Bx1 == 1
+  first_Bx1 = jnp.argmax(stays_BxC, axis=-1)[:, None]
+  drawn_B = jnp.take_along_axis(candidates_BxC, first_Bx1, axis=-1)[:, 0]
+  likeliest_B = jnp.argmax(logits_BxV, axis=-1).astype(jnp.int32)
+  return jnp.where(jnp.any(stays_BxC, axis=-1), drawn_B, likeliest_B)
+
+
+def draw_by_rejection_or_sort(
+  logits_BxV: jax.Array, draws: Draws, position_B: jax.Array
+) -> jax.Array:
+  """Draw rows with top_k, or a small top_p, from the tokens that a sort finds, others as above.
+
+  So the settings of a row alone decide how it is drawn.
+  """
+  drawn_B = _draw_from(lowest_by_sort(logits_BxV, draws), logits_BxV, draws, position_B)
+  suits_B = (draws.top_k_B == 0) & (draws.top_p_B >= _REJECTION_FROM)
+  return jnp.where(suits_B, draw_by_rejection(logits_BxV, draws, position_B), drawn_B)
+
+
+def _draw_from(
+  lowest_Bx1: jax.Array, logits_BxV: jax.Array, draws: Draws, position_B: jax.Array
+) -> jax.Array:
+  """Draw from the tokens whose logits are at least the lowest one."""
+  limited_BxV = jnp.where(logits_BxV < lowest_Bx1, -jnp.inf, logits_BxV)
+  return _draw_all(limited_BxV, draws, position_B)
+
+
 def lowest_by_sort(logits_BxV: jax.Array, draws: Draws) -> jax.Array:
-  """Return the lowest logit [B, 1] that top_k and top_p leave: 17 kernels on a GPU."""
+  """Return the lowest logit [B, 1] that top_k and top_p leave."""
   ordered_BxV = jnp.sort(logits_BxV, axis=-1, descending=True)
   vocabulary = logits_BxV.shape[-1]
   in_top_k = jnp.arange(vocabulary)[None] < _top_k(draws, vocabulary)
