@@ -167,25 +167,21 @@ class Replicas(Maker):
     first = self.seeds[0]
     tried = [*(next(self.apart(END, x, first, [MAIN])) for x in self.scale.rates)]
     best = min(tried, key=lambda row: row.loss).rate
-    for seeds in (self.seeds[:3], self.seeds[3:]):
-      self._make(seeds, best)
-
-  def _make(self, seeds: Sequence[int], best: float) -> None:
     share, *others = self.scale.shares
-    for seed in seeds:
+    for seed in self.seeds:
       list(self.apart(END, best, seed, LENGTHS[1:3]))
       for arm in ARMS:  # the transferred recipe
         self.grow(arm, share, best, best, seed)
     own = {}
     for arm in ARMS:
-      made = [self.grow(arm, share, rate, best, self.seeds[0]) for rate in self.scale.rates]
+      made = [self.grow(arm, share, rate, best, first) for rate in self.scale.rates]
       own[arm] = min(made, key=lambda row: row.loss).rate
-    for seed, (arm, rate) in itertools.product(seeds, own.items()):
+    for seed, (arm, rate) in itertools.product(self.seeds, own.items()):
       self.grow(arm, share, rate, best, seed)
-    for seed in seeds:
+    for seed in self.seeds:
       list(self.apart(START, best, seed, LENGTHS[2:]))
       list(self.apart(END, best, seed, LENGTHS))
-    for other, seed, (arm, rate) in itertools.product(others, seeds, own.items()):
+    for other, seed, (arm, rate) in itertools.product(others, self.seeds, own.items()):
       self.grow(arm, other, rate, best, seed)
 
 
