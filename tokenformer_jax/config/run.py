@@ -87,6 +87,12 @@ class TrainConfig:
     least=0,
     most=1,
   )
+  nested_rows: Int = key(
+    0,
+    'of so many rows of a batch, one trains each number of first groups of parameter tokens alone, '
+    'so that each number serves as a model: see steps/elastic.py. 0: none',
+    least=0,
+  )
   max_skipped_steps: Int = key(
     20,
     'skipped steps in a row after which the run stops; an outlier by optim.skip_deviations is made '

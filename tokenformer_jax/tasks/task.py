@@ -170,9 +170,16 @@ class Task(abc.ABC):
 
   def with_train(self, train: TrainConfig) -> Self:
     """Return the task with other values of `train` that say how its model is computed."""
+    return self._with_config(dataclasses.replace(self.config, train=train))
+
+  def with_model(self, model: ModelConfig) -> Self:
+    """Return the task with another model that has the same inputs and outputs."""
+    return self._with_config(dataclasses.replace(self.config, model=model))
+
+  def _with_config(self, config: Config) -> Self:
     task = copy.copy(self)
-    task.config = dataclasses.replace(self.config, train=train)
-    task.definition = models.define(self.config.model, Execution.from_config(task.config))
+    task.config = config
+    task.definition = models.define(config.model, Execution.from_config(config))
     return task
 
   @abc.abstractmethod
