@@ -54,13 +54,13 @@ def test_top_down_shrinks_and_goes_on(config, tmp_path):
 
 def test_elastic_writes_each_prefix_and_measures_it(config, tmp_path):
   out = tmp_path / 'family'
-  family = Family([1.0, 2.0], TOKENS, 'elastic', share=0.5)
+  family = Family([1.0, 2.0], TOKENS, 'elastic')
   jobs = jobs_lib.list_jobs(config, family, str(out))
   members = _make(jobs, str(out))
-  assert json.loads((out / jobs[1].name / 'config.json').read_text())['distill']['teacher']
+  assert json.loads((out / jobs[0].name / 'config.json').read_text())['train']['nested_rows'] == 4
   assert [one.run for one in members] == [f'elastic/size_{size}' for size in (1, 2)]
-  (out / jobs[2].name / 'metrics.jsonl').unlink()
-  assert not make.is_done(jobs[2], str(out)), 'killed before it was measured, it is half done'
+  (out / jobs[1].name / 'metrics.jsonl').unlink()
+  assert not make.is_done(jobs[1], str(out)), 'killed before it was measured, it is half done'
   assert _make(jobs, str(out)) == members
 
 

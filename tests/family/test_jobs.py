@@ -125,20 +125,18 @@ def test_top_down_learns_from_the_largest_and_counts_the_teacher(config):
   assert not jobs[2].config.distill.teacher
 
 
-def test_elastic_is_one_run_whose_last_share_trains_prefixes(config):
+def test_elastic_is_one_run_with_prefixes_in_a_quarter_of_the_rows(config):
   jobs = jobs_lib.list_jobs(config, _family('elastic'), 'out')
   shown = [(job.name, job.stage, job.first, job.config.train.steps) for job in jobs]
   assert shown == [
-    ('elastic/trunk', 'trunk', 0, 150),
-    ('elastic/size_4', 'elastic', 150, 200),
+    ('elastic/size_4', 'elastic', 0, 200),
     ('elastic/size_1', 'slice', 200, 200),
     ('elastic/size_2', 'slice', 200, 200),
   ]
-  assert [job.config.train.drop_groups for job in jobs] == [0, 0.5, 0, 0]
-  assert jobs[1].config.distill.teacher == 'out/elastic/trunk@150'
-  assert [job.action.arguments for job in jobs[2:]] == [{'groups': 1}, {'groups': 2}]
+  assert [job.config.train.nested_rows for job in jobs] == [8, 0, 0]
+  assert [job.action.arguments for job in jobs[1:]] == [{'groups': 1}, {'groups': 2}]
   cost = _costs(config)
-  assert _total(jobs) == pytest.approx(STEP * (200 + 50 / 3) * cost[4])
+  assert _total(jobs) == pytest.approx(STEP * 200 * (cost[1] + cost[2] + 6 * cost[4]) / 8)
   assert _total_alone(jobs, 1) == _total(jobs), 'a prefix needs the whole run'
 
 
@@ -165,8 +163,7 @@ REFUSED = {
   'growths that fall': ('bottom_up', {'grow_at': (0.5, 0.4)}, 'the growth before ends at step 100'),
   'a growth in the warm-up': ('bottom_up', {'grow_at': (0.01, 0.4)}, 'the warm-up ends at step 5'),
   'a growth in the decay': ('bottom_up', {'grow_at': (0.5, 0.8)}, 'decays from step 160'),
-  'a share within the decay': ('elastic', {'share': 0.1}, '--share=0.1 is less than the decay'),
-  'a share of all': ('elastic', {'share': 1.0}, '--share=1 begins at step 0'),
+  'more prefixes than rows': ('elastic', {'sizes': (1, 2, 3, 4)}, 'of every 12 rows, and'),
 }
 
 
@@ -184,7 +181,7 @@ def test_families_that_cannot_be_made_are_refused(name, config):
     ('apart', {'distill': {'teacher': 'runs/other'}}, 'a family names its own teachers'),
     ('apart', {'grow': {'place': 'behind'}}, 'effect only with --method=bottom_up'),
     ('bottom_up', {'grow': {'step': 'restart'}}, 'config.grow.step has no effect here'),
-    ('apart', {'train': {'drop_groups': 0.5}}, 'config.train.drop_groups'),
+    ('apart', {'train': {'nested_rows': 8}}, 'config.train.nested_rows'),
   ],
 )
 def test_configs_that_are_no_base_of_a_family_are_refused(method, changes, message, config):

@@ -1,74 +1,120 @@
-"""Elastic models: some steps train the first groups of parameter tokens alone."""
+"""Elastic models: some rows of each batch train the first groups of parameter tokens alone."""
+
+import dataclasses
+import shutil
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_run
-from growing import IDS, apply_steps, by_name, logits, params_of
-from outcomes import paths
+from grow_commands import read as read_state
+from growing import IDS, by_name, params_of
+from outcomes import assert_close, assert_same, losses
 from tiny import tiny_model
 
-from tokenformer_jax.config import growth
+from tokenformer_jax import tasks
+from tokenformer_jax.config import Config, growth
 from tokenformer_jax.config.projections import grown_model
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow.steps import remove
+from tokenformer_jax.model import flops
+from tokenformer_jax.model.layer import Counts
 from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.steps import elastic
+from tokenformer_jax.training import loop
 from tokenformer_jax.training.prepare import prepare
 
+SLOW = pytest.mark.slow  # because of what is compiled
 SMALL = tiny_model()
 GROUP = growth(method='group')
 MIDDLE = grown_model(SMALL, by_name(32, 48, 64), GROUP)
 LARGE = grown_model(MIDDLE, by_name(48, 48, 100), GROUP)
+GROUPS = {'model__layer__ffn__groups': '32 32', 'train__nested_rows': 4}
 
 
-@jax.jit
-def _first(params, count):
-  return elastic.keep_first(params, define_lm(LARGE).info, count)
+def test_each_row_trains_its_own_number_of_groups_with_the_counts_of_the_batch():
+  def task_of(model):
+    def loss(params, batch, key, counts):
+      seen.append((params['blocks']['ffn']['values'].shape[1], batch.tolist(), int(counts.targets)))
+      return jnp.sum(batch) / counts.targets, {'loss': jnp.sum(batch)}
+
+    def counts(batch):
+      return Counts(jnp.size(batch), jnp.size(batch), jnp.size(batch))
+
+    own = types.SimpleNamespace(config=Config(model=model), definition=define_lm(model))
+    own.with_model, own.loss, own.counts = task_of, loss, counts
+    return own
+
+  seen = []
+  nested = elastic.with_nested_rows(task_of(LARGE), 4)
+  total, figures = nested(params_of(LARGE), jnp.arange(8), jax.random.key(0))
+  assert seen == [(100, [4, 5, 6, 7], 8), (48, [0, 1], 8), (64, [2, 3], 8)]
+  assert (float(total), int(figures['loss'])) == (28 / 8, 28)
 
 
-def test_the_first_groups_compute_what_the_smaller_model_does():
-  params = params_of(LARGE)
-  steps = (remove.KeepFirst(LARGE, MIDDLE),)
-  smaller = apply_steps({'params': params, 'opt_state': ()}, LARGE, steps)['params']
-  got = logits(LARGE, _first(params, 2))
-  np.testing.assert_allclose(got, logits(MIDDLE, smaller), rtol=1e-5, atol=1e-5)
+def test_nested_rows_cost_what_their_sizes_cost():
+  config = Config(model=LARGE)
+  nested = dataclasses.replace(config, train=dataclasses.replace(config.train, nested_rows=8))
+  whole = flops.length(config)
+  small, middle, large = (flops.train_flops(m, whole) for m in (SMALL, MIDDLE, LARGE))
+  assert flops.unit_flops(nested) == pytest.approx((small + middle + 6 * large) / 8)
+  assert flops.unit_flops(config) == large
 
 
-@pytest.mark.parametrize(('count', 'model'), [(1, SMALL), (3, LARGE), (9, LARGE)])
-def test_values_of_later_groups_are_zero(count, model):
-  params = params_of(LARGE)
-  smaller, got = paths(params_of(model)), paths(_first(params, count))
-  for path, array in paths(params).items():
-    want = array.copy()
-    if path.endswith('values'):
-      want[:, smaller[path].shape[1] :] = 0
-    np.testing.assert_array_equal(got[path], want, err_msg=path)
-
-
-@pytest.mark.slow
-def test_later_groups_are_left_out_as_often_as_asked():
-  ones = jax.tree.map(lambda a: jnp.ones(a.shape), define_lm(LARGE).abstract)
-
-  def counted(params, batch, key):
-    del batch, key
-    return jnp.sum(params['blocks']['ffn']['values'][0, :, 0])
-
-  def count(rate):
-    loss = jax.jit(elastic.with_dropped_groups(counted, define_lm(LARGE), rate))
-    found = [float(loss(ones, IDS, jax.random.key(seed))) for seed in range(100)]
-    return [found.count(size) for size in (48, 64, 100)]
-
-  # The first size is that of the model before any growth.
-  assert count(0.0) == [0, 0, 100] and count(1.0)[2] == 0
-  few, some, all_ = count(0.5)
-  assert 10 < few < 40 and 10 < some < 40 and 30 < all_ < 70
-
-
-def test_a_model_with_one_group_cannot_leave_groups_out(tmp_path):
-  config = tiny_run.config(
-    tiny_run.write_corpus(tmp_path / 'text'), tmp_path / 'cache', train__drop_groups=0.5
-  )
-  with pytest.raises(UserError, match=r'drop_groups is 0\.5, and no projection of this model has'):
+@pytest.mark.parametrize(
+  ('changes', 'sentence'),
+  [
+    ({'train__nested_rows': 4}, 'nested_rows is 4, and no projection of this model has'),
+    ({**GROUPS, 'train__nested_rows': 1}, 'so that no row would train it whole; take at least 2'),
+    ({**GROUPS, 'train__nested_rows': 3}, 'nested_rows is 3, which does not divide a batch of 8'),
+    ({**GROUPS, 'optim__accumulation_steps': 4}, 'in optim.accumulation_steps=4 parts'),
+  ],
+)
+def test_rows_that_cannot_be_nested_are_refused(tmp_path, changes, sentence):
+  text = tiny_run.write_corpus(tmp_path / 'text')
+  with pytest.raises(UserError, match=sentence):
+    config = tiny_run.config(text, tmp_path / 'cache', **changes)
     prepare(config, tmp_path / 'run', jax.devices()[:1])
+
+
+@SLOW
+def test_the_loss_of_nested_rows_is_that_of_each_size_on_its_rows():
+  task = tasks.make(Config(model=LARGE))
+  params, key, ids = params_of(LARGE), jax.random.key(0), np.tile(IDS, (4, 1))
+  counts = task.counts(ids)
+
+  @jax.jit
+  def both(params):
+    nested = elastic.with_nested_rows(task, 4)(params, ids, key)[0]
+    alone = task.loss(params, ids[4:], key, counts=counts)[0]
+    for model, rows in ((SMALL, [0, 1]), (MIDDLE, [2, 3])):
+      first = jax.tree.map(
+        lambda array, like: array[tuple(map(slice, like.shape))], params, define_lm(model).abstract
+      )
+      alone += task.with_model(model).loss(first, ids[np.array(rows)], key, counts=counts)[0]
+    return nested, alone
+
+  assert_close(*both(params), 'the loss')
+
+
+@SLOW
+def test_a_nested_run_resumes_bit_for_bit_and_is_the_same_in_parts_and_on_devices(tmp_path):
+  text = tiny_run.write_corpus(tmp_path / 'text')
+  short = {**GROUPS, 'train__steps': 6, 'train__checkpoint_every': 3, 'train__log_every': 1}
+  short |= {'data__batch_size': 32}  # 4 rows on each of 8 devices
+
+  def run(name, **changes):
+    config = tiny_run.config(text, tmp_path / 'cache', **{**short, **changes})
+    loop.train(config, tmp_path / name)
+
+  run('whole')
+  shutil.copytree(tmp_path / 'whole', tmp_path / 'resumed')
+  shutil.rmtree(tmp_path / 'resumed/checkpoints/6')
+  run('resumed')
+  assert_same(*(read_state(tmp_path / name) for name in ('resumed', 'whole')), 'resumed')
+  run('parts', optim__accumulation_steps=2)
+  run('sharded', mesh__fsdp=2, mesh__tokens=4)
+  for other in ('parts', 'sharded'):
+    for step, value in losses(tmp_path / 'whole').items():
+      assert losses(tmp_path / other)[step] == pytest.approx(value, rel=1e-4), other

@@ -90,7 +90,7 @@ def test_one_stable_run_serves_all_lengths(config):
   [
     ({'init_from': 'runs/other'}, 'config.init_from'),
     ({'train': {'steps': 1000, 'epochs': 2.0}}, 'config.train.epochs'),
-    ({'train': {'drop_groups': 0.5}}, 'config.train.drop_groups'),
+    ({'train': {'nested_rows': 8}}, 'config.train.nested_rows'),
   ],
 )
 def test_configs_that_are_no_base_of_a_sweep_are_refused(config, changes, message):

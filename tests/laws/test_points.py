@@ -42,7 +42,7 @@ def test_a_point_has_the_counts_of_its_run():
     ({'loss': math.nan}, 'the loss of run1 is nan'),
     ({'size': Size(8000, 2000, 12_000.0)}, 'run1 is a mixture of experts'),
     ({'growth': Growth(SIZE, 100)}, 'run1 has grown'),
-    ({'data': {**RUN.data, 'train.drop_groups': '0.5'}}, r'of train.drop_groups \(none and 0.5\)'),
+    ({'data': {**RUN.data, 'train.nested_rows': '8'}}, r'of train.nested_rows \(none and 8\)'),
   ],
 )
 def test_runs_that_do_not_fit_together(other, message):
@@ -76,7 +76,7 @@ def test_grown_runs_in_a_folder_are_left_out_and_named(monkeypatch):
   ('changes', 'way', 'value'),
   [
     ({'distill__teacher': 'runs/t', 'distill__weight': 0.5}, 'distill.teacher', r'runs/t@7.*0\.5'),
-    ({'train__drop_groups': 0.5}, 'train.drop_groups', '0.5'),
+    ({'train__nested_rows': 8}, 'train.nested_rows', '8'),
   ],
 )
 def test_distilled_elastic_and_frozen_runs_are_not_plain(tmp_path, changes, way, value):

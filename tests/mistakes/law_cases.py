@@ -37,14 +37,12 @@ FAMILY = {
   f'{_LONG} --method=top_down --grow_at=0.5': (
     '--grow_at has an effect only with --method=bottom_up; leave it out'
   ),
-  f'{_LONG} --share=0.3': (
-    '--share has an effect only with --method=top_down or elastic; leave it out'
-  ),
+  f'{_LONG} --share=0.3': ('--share has an effect only with --method=top_down; leave it out'),
   f'{_LONG} --grow_at=1.5': 'grow earlier',
   f'{_LONG} --grow_at=0.3,0.4': '2 sizes have 1 growth',
   f'{_LONG} --config.optim.schedule=cosine': '--config.optim.schedule=cosine has no effect here',
-  f'{_LONG} --config.train.drop_groups=0.5': (
-    '--config.train.drop_groups has no effect here, because --method=elastic says it'
+  f'{_LONG} --config.train.nested_rows=4': (
+    '--config.train.nested_rows has no effect here, because --method=elastic says it'
   ),
   'family --config={repo}/configs/vit_digits.py --out=x --sizes=1,2 --tokens=1e6': (
     'the config has model.kind=vit, whose loss is a mean over images, and a family is about'

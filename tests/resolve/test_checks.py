@@ -74,7 +74,7 @@ MISTAKES = {
     {'init_from': FROM, 'optim__old_tokens': 'freeze'},
     "old_tokens is 'freeze', but this model has no tokens newer",
   ),
-  'one group to drop': ({'train__drop_groups': 0.5}, 'config.train.drop_groups is 0.5'),
+  'one group to nest': ({'train__nested_rows': 2}, 'config.train.nested_rows is 2'),
   'a vocabulary without the ids': ({'model__vocab_size': 8}, 'config.model.vocab_size is 8'),
 }
 

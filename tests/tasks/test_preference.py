@@ -162,7 +162,7 @@ def test_a_run_without_a_reference_is_refused_before_its_data_is_read(tmp_path):
     ({'data__sequence_length_by_step': '0:16 5:32'}, 'no effect with data.rows=preference'),
     ({'data__packing': 'best_fit'}, 'no effect with data.rows=preference'),
     ({'optim__z_loss': 0.1}, 'no effect with data.rows=preference'),
-    ({'train__drop_groups': 0.5}, 'no effect with data.rows=preference'),
+    ({'train__nested_rows': 2}, 'no effect with data.rows=preference'),
     ({'preference__loss': 'orpo', 'distill__teacher': 'x'}, 'loss=orpo, which has no reference'),
   ],
 )

@@ -8,8 +8,8 @@ made:
 
   bottom_up  train the smallest, grow it from size to size; each size goes on alone to its end
   top_down   train the largest, shrink it to each size, and train that with the largest as teacher
-  elastic    train the largest with a group of tokens for each size; in the last share of the tokens
-             some steps train the first groups alone, and these become the smaller models
+  elastic    train the largest with a group of tokens for each size; a quarter of the rows of each
+             batch train the first groups alone, which become the smaller models
   apart      train each size from scratch, for comparison
 
 The command makes what is missing, one run after the other on all devices, and goes on where it
@@ -34,7 +34,7 @@ from tokenformer_jax.storage import paths
 
 _SET = {
   'train.steps': '--tokens says how long the runs are',
-  'train.drop_groups': '--method=elastic says it, and others have none',
+  'train.nested_rows': '--method=elastic says it, and others have none',
 }
 
 
@@ -62,15 +62,14 @@ def main(
     method: How the sizes are made.
     scale: What a size multiplies.
     grow_at: The share of the tokens before each growth; default: evenly up to 3/4.
-    share: Of the tokens: those of a shrunken model, or the last ones, in which prefixes train;
-      default: 0.25.
+    share: Of the tokens: those of a shrunken model; default: 0.25.
     distill_weight: Of the teacher's probabilities; 0: no teacher; default: 0.25.
     rate_power: The power p in the learning rate of a size, that of the config times factor^p.
     dry_run: List runs, tokens and FLOPs, say whether they pay, and make nothing.
   """
-  shrinks = method in ('top_down', 'elastic')
   needs_value('method=bottom_up', method == 'bottom_up', grow_at=grow_at)
-  needs_value('method=top_down or elastic', shrinks, share=share, distill_weight=distill_weight)
+  is_top_down = method == 'top_down'
+  needs_value('method=top_down', is_top_down, share=share, distill_weight=distill_weight)
   _check_keys()
   outputs.check_folder_of_runs('out', out, writes=not dry_run)
   options = {'grow_at': grow_at, 'share': share, 'distill_weight': distill_weight}

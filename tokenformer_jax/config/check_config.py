@@ -99,7 +99,7 @@ def _idle_keys(config: Config) -> Iterator[tuple[str, str]]:
 
 _OF_PAIRS = ('preference.loss', 'preference.beta')
 _NOT_OF_PAIRS = (
-  *('data.documents', 'data.sequence_length_by_step', 'optim.z_loss', 'train.drop_groups'),
+  *('data.documents', 'data.sequence_length_by_step', 'optim.z_loss', 'train.nested_rows'),
   *('data.packing', 'distill.weight', 'distill.temperature'),
 )
 _OF_LM = (
@@ -151,6 +151,17 @@ def _check_sizes(config: Config) -> None:
       f'config.data.batch_size is {config.data.batch_size}, which is not a multiple of '
       f'optim.accumulation_steps={config.optim.accumulation_steps}'
     )
+  for size in (
+    {stage.batch_size for stage in batch_sizes.stages(config.data)}
+    if config.train.nested_rows
+    else ()
+  ):
+    if size % (config.optim.accumulation_steps * config.train.nested_rows):
+      raise UserError(
+        f'config.train.nested_rows is {config.train.nested_rows}, which does not divide a batch of '
+        f'{size} rows in optim.accumulation_steps={config.optim.accumulation_steps} parts; take a '
+        'divisor, or another batch'
+      )
 
 
 def check_decay(config: Config) -> None:

@@ -80,17 +80,10 @@ class TrainConfig:
     least=0,
     below=1,
   )
-  drop_groups: Float = key(
-    0.0,
-    'probability that a step trains only the first groups of parameter tokens, so that each number '
-    'of them serves alone: see steps/elastic.py',
-    least=0,
-    most=1,
-  )
   nested_rows: Int = key(
     0,
     'of so many rows of a batch, one trains each number of first groups of parameter tokens alone, '
-    'so that each number serves as a model: see steps/elastic.py. 0: none',
+    'so that these serve as smaller models: see steps/elastic.py. 0: none',
     least=0,
   )
   max_skipped_steps: Int = key(

@@ -5,9 +5,9 @@ bottom_up   Train the smallest size at a constant rate, and grow it from size to
             goes on from there alone, to as many tokens as from scratch, with a decay at the end.
 top_down    Train the largest size, keep its most important parameter tokens, and train each smaller
             model on a share of the tokens, with the largest as its teacher.
-elastic     Train the largest size with a group of parameter tokens for each size. In the last share
-            of the tokens, some steps train the first groups alone; the model as it was before
-            teaches. Then write each number of first groups as a model of its own.
+elastic     Train the largest size with a group of parameter tokens for each size. A quarter of the
+            rows of each batch train the first groups alone. Then write each number of first groups
+            as a model of its own.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from tokenformer_jax.resolve.facts import complete
 
 # The last growth by default: a share of all tokens, and of those before the decay.
 LATEST_GROWTH, BEFORE_DECAY = 0.75, 0.95
-_DROP_GROUPS = 0.5  # elastic: the probability that a step of the last share trains a prefix
+_NESTED_ROWS = 4  # elastic: of so many rows, one trains a prefix
 _EXAMPLES = 16  # top-down: the sequences on which the importance of tokens is measured
 # Fewer parameter tokens keep the size of their weights if τ² falls with their number.
 _SHRUNKEN = {'scale': 'resize', 'moments': 'drop', 'step': 'restart'}
@@ -45,9 +45,8 @@ class Family:
     scale: the quantity that a factor multiplies, `tokens` or `layers`: see `grid.scaled`.
     grow_at: bottom-up, the share of the tokens before each growth; empty: evenly up to three
       quarters.
-    share: top-down, the share of the tokens that a shrunken model learns from; elastic, the last
-      share, in which prefixes train.
-    distill_weight: top-down and elastic, the weight of the teacher's probabilities; 0: no teacher.
+    share: top-down, the share of the tokens that a shrunken model learns from.
+    distill_weight: top-down, the weight of the teacher's probabilities; 0: no teacher.
     rate_power: p; the learning rate of a size is the config's times factor^p.
   """
 
@@ -315,29 +314,19 @@ def _top_down(maker: _Maker) -> list[Job]:
 
 
 def _elastic(maker: _Maker) -> list[Job]:
-  family, factor, warmup = maker.family, maker.family.sizes[-1], maker.optim.warmup_steps
-  first, begin = maker.end - max(1, round(family.share * maker.end)), maker.decay_begin
-  if first > begin:
-    decay = as_wsd(maker.optim.schedule).decay_share
-    raise UserError(
-      f'--share={family.share:g} is less than the decay, config.optim.schedule.decay_share='
-      f'{decay:g}, and prefixes train from its begin on at the latest; raise --share'
-    )
-  if first <= warmup:
-    raise UserError(
-      f'--share={family.share:g} begins at step {first} of {maker.end}, within the warm-up of '
-      f'config.optim.warmup_steps={warmup}; lower --share, or raise --tokens'
-    )
+  family, factor = maker.family, maker.family.sizes[-1]
   *smaller, model = maker.grown_models()
-  own, trunk = maker.config(factor, model), 'elastic/trunk'
-  last = maker.decayed(maker.starting(own, f'{trunk}@{first}'), maker.end, begin)
-  last = maker.taught(grid.with_train(last, drop_groups=_DROP_GROUPS), f'{trunk}@{first}')
+  every = _NESTED_ROWS * (groups_lib.most_groups(model) - 1)
+  rows = maker.base.data.batch_size // maker.base.optim.accumulation_steps
+  if rows % every:
+    raise UserError(
+      f'--method=elastic trains smaller sizes with some of every {every} rows, and '
+      f'config.data.batch_size / optim.accumulation_steps is {rows}; make it a multiple of {every}'
+    )
+  own = maker.config(factor, model, steps=maker.end, nested_rows=every)
+  _check_decay(maker.decay_begin, own.optim, '--tokens')
   whole = f'elastic/size_{factor:g}'
-  fields = {'teacher': model, 'first': first, 'needs': (trunk,), 'final': True}
-  jobs = [
-    maker.job(trunk, maker.constant(own, first), 'trunk', factor),
-    maker.job(whole, last, 'elastic', factor, **fields),
-  ]
+  jobs = [maker.job(whole, own, 'elastic', factor, final=True)]
   for size, prefix in zip(family.sizes, smaller, strict=False):
     groups = groups_lib.most_groups(prefix)
     if groups_lib.choose(model, groups_lib.first(groups)) != prefix:

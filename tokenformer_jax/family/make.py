@@ -64,7 +64,7 @@ def _measure(workdir: paths.Path) -> None:
   """Evaluate the model of a run as training does, and write the figures to its metrics."""
   config = saved_config.read(workdir / 'config.json', 'make the run again')
   # How the source was trained has no meaning for a model of one size that does not train.
-  config = grid.with_train(dataclasses.replace(config, distill=Config().distill), drop_groups=0.0)
+  config = grid.with_train(dataclasses.replace(config, distill=Config().distill), nested_rows=0)
   trainer, state, step = loop.begin(config, workdir)
   with jax.set_mesh(trainer.mesh), contextlib.closing(trainer.checkpoints):
     figures = trainer.evaluate(state)

@@ -173,9 +173,9 @@ def check_base(config: Config, what: str, flag: str) -> None:
       'config.data.batch_size_by_step and sequence_length_by_step change batches over steps, and '
       f"{flag} counts steps of one size; set them to ''"
     )
-  if config.train.drop_groups:
+  if config.train.nested_rows:
     raise UserError(
-      f'config.train.drop_groups trains several sizes at once, and the runs of {what} have one '
+      f'config.train.nested_rows trains several sizes at once, and the runs of {what} have one '
       'size each; set it to 0'
     )
 

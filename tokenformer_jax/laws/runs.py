@@ -17,7 +17,7 @@ from tokenformer_jax.steps import schedules
 from tokenformer_jax.storage import paths
 
 # Keys of training that is not plain. `FinishedRun.data` has '' for a plain run.
-SPECIAL_TRAINING = ('distill.teacher', 'train.drop_groups', 'frozen groups')
+SPECIAL_TRAINING = ('distill.teacher', 'train.nested_rows', 'frozen groups')
 _DECAYED = 0.2  # a rate at or below this share of its peak counts as decayed
 
 
@@ -74,7 +74,10 @@ def _measure(model: ModelConfig, length: int) -> Size:
 
 def measure_size(config: Config) -> Size:
   """Count the parameters and FLOPs of a config whose sizes are filled in."""
-  return _measure(config.model, config.data.sequence_length)
+  size = _measure(config.model, config.data.sequence_length)
+  if not config.train.nested_rows:
+    return size
+  return dataclasses.replace(size, flops_per_token=flops.unit_flops(config))
 
 
 def read(workdir: str) -> FinishedRun:
@@ -122,11 +125,11 @@ def _has_decayed(config: Config) -> bool:
 
 def _data(config: Config, meta: Meta) -> dict[str, str]:
   """Return the values that two runs must share for their losses to be comparable."""
-  data, distill, dropped, teacher = config.data, config.distill, config.train.drop_groups, ''
+  data, distill, nested, teacher = config.data, config.distill, config.train.nested_rows, ''
   if meta.teacher:
     how = f'weight {distill.weight:g}, temperature {distill.temperature:g}'
     teacher = f'{meta.teacher.source} ({how})'
-  special = teacher, f'{dropped:g}' if dropped else '', as_text(frozen_numbers(config.model))
+  special = teacher, str(nested or ''), as_text(frozen_numbers(config.model))
   return {
     'tokenizer': tokenizers.from_json(meta.tokenizer).fingerprint,
     'text': meta.seen.digest or data.source,

@@ -3,6 +3,7 @@
 from typing import Any
 
 from tokenformer_jax.config import Config, ModelConfig
+from tokenformer_jax.config.groups import choose, first, most_groups
 from tokenformer_jax.model import models, trunk
 from tokenformer_jax.model.params import matrix_entries
 from tokenformer_jax.parallel import sharding
@@ -93,6 +94,16 @@ def step_flops(config: Config) -> float:
 
 def sequence_flops(config: Config) -> float:
   """Count the model FLOPs of training on one sequence or image."""
-  whole = length(config)
-  units = 1 if config.model.kind == 'vit' else whole
-  return units * train_flops(config.model, whole)
+  units = 1 if config.model.kind == 'vit' else length(config)
+  return units * unit_flops(config)
+
+
+def unit_flops(config: Config) -> float:
+  """Count the model FLOPs of training on one token or image of a run: see `train_flops`.
+
+  With `train.nested_rows` it is a mean over rows, some of which train smaller models.
+  """
+  model, whole, every = config.model, length(config), config.train.nested_rows
+  smaller = [choose(model, first(n)) for n in range(1, most_groups(model))] if every else []
+  part = sum(train_flops(one, whole) for one in smaller) / max(1, every)
+  return part + (1 - len(smaller) / max(1, every)) * train_flops(model, whole)

@@ -303,13 +303,17 @@ def _check_old_tokens(facts: Facts) -> None:
 
 
 def _check_groups(facts: Facts) -> None:
-  """Check that the model has the groups that `train.drop_groups` needs."""
-  drop_groups = facts.config.train.drop_groups
-  if drop_groups and facts.task.definition.group_count < 2:
+  """Check that the model has the groups that `train.nested_rows` needs."""
+  every, count = facts.config.train.nested_rows, facts.task.definition.group_count
+  if every and count < 2:
     raise UserError(
-      f'config.train.drop_groups is {drop_groups}, and no projection of this model '
-      'has several groups of tokens; grow it by method=group, give it groups '
-      '(model.layer.ffn.groups), or set it to 0'
+      f'config.train.nested_rows is {every}, and no projection of this model has several groups of '
+      'tokens; grow it by method=group, give it groups (model.layer.ffn.groups), or set it to 0'
+    )
+  if 0 < every < count:
+    raise UserError(
+      f'config.train.nested_rows is {every}, and the model has {count - 1} numbers of first groups '
+      f'besides all {count}, so that no row would train it whole; take at least {count}'
     )
 
 

@@ -183,8 +183,6 @@ def make_train_step(program: Program, mesh: Mesh) -> jax.stages.Wrapped:
   """
   config, task, rate, tx = program.config, program.task, program.rate, program.tx
   loss = task.loss
-  if config.train.drop_groups:
-    loss = elastic.with_dropped_groups(loss, task.definition, config.train.drop_groups)
   if config.train.nested_rows:
     loss = elastic.with_nested_rows(task, config.train.nested_rows)
   gradient = _gradient(loss, config.optim.accumulation_steps, task.counts)
