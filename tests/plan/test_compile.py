@@ -273,6 +273,10 @@ def test_the_command_prints_the_layout_first_and_then_the_schedule(tmp_path):
   assert figures['has_cycles'] and figures['scheduled_seconds'] > 0
   assert figures['cycles'] > 0 and figures['memory']['left'] > 0
   assert figures['notes'] == []
+  done = _run(*_flags(), f'--json={file}')
+  assert 'its schedule is known from earlier plans' in done.stderr
+  again = json.loads(file.read_text())
+  assert again | {'compile_seconds': 0} == figures | {'compile_seconds': 0}
 
 
 def test_a_plan_that_is_ended_leaves_no_file(tmp_path):

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tokenformer_jax.plan import costs, schedule
+from tokenformer_jax.plan import costs, hlo, kept_schedules, schedule
 from tokenformer_jax.plan.chips import CHIPS
 from tokenformer_jax.plan.schedule import Bundles
 
@@ -51,6 +51,39 @@ def read(chip, bundles, text=PRODUCT):
 def test_the_bundles_of_a_file_are_counted():
   assert schedule.parse(HEAD + LINES) == Bundles(3, 4 / 2, 4 / 4)
   assert schedule.parse(HEAD) is None
+
+
+@pytest.fixture
+def kept(monkeypatch, tmp_path):
+  """Makes the kept schedules of a chip, in a cache that is empty at first."""
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+  monkeypatch.setattr(kept_schedules.metadata, 'version', lambda name: '0.0.1')
+  return lambda chip='v6e', **options: kept_schedules.Schedules(chip, options)
+
+
+LAID_OUT = PRODUCT[: PRODUCT.index(', backend_config=')] + '\n}\n'
+
+
+def test_a_program_of_known_operations_has_the_costs_of_one_that_is_generated(kept):
+  laid_out, memory = hlo.parse(LAID_OUT), {'peak': 3.0, 'code': 1.0}
+  assert kept().restore(laid_out) is None
+  kept().keep(LAID_OUT, laid_out, hlo.parse(PRODUCT), {'fusion': BUNDLES}, memory)
+  program, bundles = kept().restore(laid_out)
+  assert costs.read(program, None, V6E, bundles) == read(V6E, BUNDLES)[0]
+  assert kept().memory(LAID_OUT) == memory and kept().memory(PRODUCT) is None
+  wider = hlo.parse(LAID_OUT.replace('6144', '6400'))
+  assert kept().restore(wider) is None, 'another operation counts as known'
+  assert kept('v5e').restore(laid_out) is kept(vmem='1').restore(laid_out) is None
+  elsewhere = hlo.parse(LAID_OUT.replace('%fusion', '%fusion.9'))
+  assert set(kept().restore(elsewhere)[1]) == {'fusion.9'}, 'it is known by its name'
+
+
+def test_a_broken_cache_is_an_empty_one(kept, tmp_path):
+  laid_out = hlo.parse(LAID_OUT)
+  kept().keep(LAID_OUT, laid_out, hlo.parse(PRODUCT), {'fusion': BUNDLES}, {})
+  (file,) = tmp_path.rglob('*.json')
+  file.write_text('{"')
+  assert kept().restore(laid_out) is None
 
 
 def test_files_are_read_when_they_are_complete_and_deleted(tmp_path):

@@ -7,6 +7,7 @@ program.py      the training step, compiled for those devices; its memory
 layout_dump.py  the compiler's intermediate result, available long before the end
 hlo.py trip_counts.py  parser for the program's text; how often every instruction runs
 schedule.py     the compiler's schedule of every operation
+kept_schedules.py  those of earlier plans, in the user's cache
 gpu_times.py    the time of every kernel of a GPU
 costs.py        FLOPs, operations and collectives of a step (matmuls.py, elementwise.py,
                 memory_traffic.py, kernel_costs.py, operations.py, equal_operations.py,

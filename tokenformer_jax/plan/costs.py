@@ -67,18 +67,18 @@ class Costs:
 
 
 def read(
-  text: str,
+  text: str | Program,
   mesh: Mesh,
   chip: Chip,
   bundles: Mapping[str, Bundles] = types.MappingProxyType({}),
   *,
   has_cycles: bool = True,
 ) -> Costs:
-  """Read the costs of a program from its text, `Compiled.as_text()`, and from its schedule.
+  """Read the costs of a program or its text, `Compiled.as_text()`, and from its schedule.
 
   Without `has_cycles` the text is from before code generation.
   """
-  program = parse(text)
+  program = parse(text) if isinstance(text, str) else text
   visits = list(visit(program))
   cycles = sum(v.times * operations.cycles(v.instruction) for v in visits if v.inside is None)
   kernels = [v for v in visits if kernel_costs.is_kernel(v.instruction)]

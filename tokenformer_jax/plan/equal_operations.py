@@ -9,7 +9,7 @@ from tokenformer_jax.plan.trip_counts import Visit
 
 # Attributes that name other operations or the source.
 _NAMES = re.compile(
-  r'(?:, )?(?:metadata=\{[^}]*\}|(?:calls|to_apply)=%?[\w.\-]+|sharding=\{[^}]*\}'
+  r'(?:, )?(?:metadata=\{[^}]*\}|(?:calls|to_apply)=%?[\w.\-]+|channel_id=\d+|sharding=\{[^}]*\}'
   r'|frontend_attributes=\{.*?\}\}|backend_config=.*$)'
 )
 
@@ -22,15 +22,16 @@ def share_bundles(
   for v in visits:
     if v.inside is not None or v.instruction.opcode in ('parameter', 'constant', 'tuple'):
       continue
-    signature = _signature(program, v.computation, v.instruction)
+    key = signature(program, v.computation, v.instruction)
     if v.instruction.name in bundles:
-      known[signature] = bundles[v.instruction.name]
+      known[key] = bundles[v.instruction.name]
     else:
-      missing[v.instruction.name] = signature
+      missing[v.instruction.name] = key
   return dict(bundles) | {name: known[key] for name, key in missing.items() if key in known}
 
 
-def _signature(program: Program, computation: Computation, instruction: Instruction) -> Hashable:
+def signature(program: Program, computation: Computation, instruction: Instruction) -> Hashable:
+  """Return what decides an operation's code, apart from a kernel's configuration."""
   instructions = computation.instructions
   operands = (instructions[name].shape for name in instruction.operands if name in instructions)
   bounds = window_bounds(instruction)

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import tempfile
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from jax.sharding import Mesh
@@ -13,12 +14,22 @@ from tokenformer_jax.errors import UserError, arg
 from tokenformer_jax.model import flops
 from tokenformer_jax.parallel import rules, sharding
 from tokenformer_jax.parallel.messages import say
-from tokenformer_jax.plan import costs, gpu, layout_dump, program, schedule, topology
+from tokenformer_jax.plan import (
+  costs,
+  gpu,
+  hlo,
+  kept_schedules,
+  layout_dump,
+  program,
+  schedule,
+  topology,
+)
 from tokenformer_jax.plan.costs import Costs
 from tokenformer_jax.plan.program import Memory
+from tokenformer_jax.plan.schedule import Bundles
 from tokenformer_jax.plan.topology import Topology
 from tokenformer_jax.resolve import lengths, sizes
-from tokenformer_jax.steps import fit, remat_plans
+from tokenformer_jax.steps import compiler, fit, remat_plans
 from tokenformer_jax.steps.fit import DoesNotFitError
 from tokenformer_jax.steps.step import Program
 
@@ -201,10 +212,13 @@ def _plan(
 
 def _compile(step: Program, on: Topology, mesh: Mesh, quick: bool, reader: schedule.Reader) -> Plan:
   first = time.monotonic()
-  laid_out: list[Plan] = []
+  laid_out: list[tuple[Plan, str]] = []  # with the program's text
+  options = compiler.options(step.config.train.compiler_options, mesh)
+  kept = kept_schedules.Schedules(on.chip.name, options)
 
-  def plan_of(text: str, memory: Memory, has_cycles: bool) -> Plan:
-    bundles = reader.bundles if has_cycles else {}
+  def plan_of(
+    text: str | hlo.Program, memory: Memory, bundles: Mapping[str, Bundles], has_cycles: bool
+  ) -> Plan:
     return Plan(
       config=step.config,
       topology=on,
@@ -218,26 +232,34 @@ def _compile(step: Program, on: Topology, mesh: Mesh, quick: bool, reader: sched
 
   def tell(text: str, hbm: int, host: int) -> bool:
     memory = program.memory(step, mesh, on.chip.hbm, hbm, host=host)
-    laid_out.append(plan_of(text, memory, has_cycles=False))
-    summary = laid_out[0].summary
-    say(summary if quick else f'{summary}; its schedule is known in minutes')
-    return not quick
+    plan = plan_of(text, memory, {}, has_cycles=False)
+    known = None if quick else kept.restore(hlo.parse(text))
+    if known:
+      figures = kept.memory(text)
+      memory = program.memory(step, mesh, on.chip.hbm, **figures) if figures else memory
+      plan = plan_of(known[0], memory, known[1], has_cycles=True)
+    laid_out.append((plan, text))
+    since = 'from earlier plans' if known else 'in minutes'
+    say(plan.summary if quick else f'{plan.summary}; its schedule is known {since}')
+    return not quick and not known
 
   compiled = program.compile_step(step, mesh, tell, reader.read)
   if compiled is None:
-    return laid_out[0]
+    return laid_out[0][0]
   reader.read(complete=True)
-  figures: Any = compiled.memory_analysis()
-  memory = program.memory(
-    step,
-    mesh,
-    on.chip.hbm,
-    figures.peak_memory_in_bytes,
-    code=figures.generated_code_size_in_bytes,
-    allocated=figures.temp_size_in_bytes,
-    host=figures.host_temp_size_in_bytes,
-  )
-  return plan_of(compiled.as_text() or '', memory, has_cycles=True)
+  analysis: Any = compiled.memory_analysis()
+  figures = {
+    'peak': analysis.peak_memory_in_bytes,
+    'code': analysis.generated_code_size_in_bytes,
+    'allocated': analysis.temp_size_in_bytes,
+    'host': analysis.host_temp_size_in_bytes,
+  }
+  generated = hlo.parse(compiled.as_text() or '')
+  if laid_out:
+    text = laid_out[0][1]
+    kept.keep(text, hlo.parse(text), generated, reader.bundles, figures)
+  memory = program.memory(step, mesh, on.chip.hbm, **figures)
+  return plan_of(generated, memory, reader.bundles, has_cycles=True)
 
 
 def _compile_for_gpus(step: Program, on: Topology, mesh: Mesh) -> Plan:

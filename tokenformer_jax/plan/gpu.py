@@ -24,6 +24,7 @@ from tokenformer_jax.parallel import sharding
 from tokenformer_jax.plan import layout_dump, trip_counts
 from tokenformer_jax.plan.chips import CHIPS, Chip
 from tokenformer_jax.plan.hlo import Instruction, parse
+from tokenformer_jax.plan.kept_schedules import user_cache
 from tokenformer_jax.steps import fit
 
 FOLDER = 'GPU_COMPILER'  # the environment variable that names the compiler's folder
@@ -55,8 +56,7 @@ _SECOND_CACHE = {'h100': 50 * 2**20, 'h200': 50 * 2**20, 'b200': 126 * 2**20}  #
 
 def folder() -> Path:
   """Return the folder of the compiler for GPUs: $GPU_COMPILER, or one in the user's cache."""
-  cache = Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache', 'tokenformer_jax')
-  named = os.environ.get(FOLDER) or cache / f'gpu_compiler-{metadata.version("jaxlib")}'
+  named = os.environ.get(FOLDER) or user_cache() / f'gpu_compiler-{metadata.version("jaxlib")}'
   return Path(named).expanduser()
 
 

@@ -22,7 +22,7 @@ _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
 _SCOPE = re.compile(r'\bop_name="([^"]*)"')
 _COLLECTIVE_STEP = re.compile(r'async-collective-(start|done)')
 # Operations that take no time of their own: names, elements of others, and the ends of transfers.
-_FREE = (
+FREE = (
   *('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast'),
   *('while', 'conditional', 'call'),  # What they run is counted.
 )
@@ -95,7 +95,7 @@ def read(
 
 def _takes_time(instruction: Instruction) -> bool:
   opcode = instruction.opcode
-  if opcode in _FREE or opcode.endswith(('-start', '-done')) or parse_collective(opcode):
+  if opcode in FREE or opcode.endswith(('-start', '-done')) or parse_collective(opcode):
     return False
   if opcode == 'custom-call' and not kernel_costs.is_kernel(instruction):
     return cycles(instruction) > 0  # Others name memory.
