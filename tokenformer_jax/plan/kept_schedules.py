@@ -24,8 +24,6 @@ from tokenformer_jax.plan.schedule import Bundles
 from tokenformer_jax.plan.trip_counts import Visit, visit
 
 _GENERATED = re.compile(r'"estimated_cycles":"?\d+"?|"iteration_bounds":\[[^\]]*\]')
-# An operation's generated attributes, and its bundles if they are known.
-_Kept = tuple[str, tuple[int, float, float] | None]
 
 
 def user_cache() -> Path:
@@ -90,11 +88,8 @@ class Schedules:
       if name not in after:
         return  # Code generation changed the program: this is another compiler.
       known = bundles.get(name)
-      kept: _Kept = (
-        ', '.join(_GENERATED.findall(after[name])),
-        dataclasses.astuple(known) if known else None,
-      )
-      new[key] = kept
+      generated_text = ', '.join(_GENERATED.findall(after[name]))
+      new[key] = generated_text, dataclasses.astuple(known) if known else None
     with contextlib.suppress(OSError):
       self._file.parent.mkdir(parents=True, exist_ok=True)
       written = self._file.with_suffix(f'.{os.getpid()}')
@@ -117,9 +112,7 @@ def _with_attributes(program: Program, attributes: Mapping[str, str]) -> Program
 
   def extended(computation: Computation) -> Computation:
     instructions = {
-      name: dataclasses.replace(one, attributes=f'{one.attributes}, {attributes[name]}')
-      if attributes.get(name)
-      else one
+      name: dataclasses.replace(one, attributes=f'{one.attributes}, {attributes.get(name, "")}')
       for name, one in computation.instructions.items()
     }
     return Computation(computation.name, instructions, instructions[computation.root.name])

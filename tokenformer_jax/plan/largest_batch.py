@@ -51,7 +51,8 @@ def search(config: Config, on: Topology, *, quick: bool = False) -> list[Tried]:
     except DoesNotFitError as error:
       needed = error.needed * 2**30 if error.needed else math.inf
       tried[count] = Tried(count * unit, max(needed, most), None)
-    count = next_count({size: one.needed for size, one in tried.items()}, _fitting(tried), most)
+    fits = max((size for size, one in tried.items() if one.plan), default=0)
+    count = next_count({size: one.needed for size, one in tried.items()}, fits, most)
   if not any(one.plan for one in tried.values()):
     least = tried[min(tried)]
     raise UserError(
@@ -59,10 +60,6 @@ def search(config: Config, on: Topology, *, quick: bool = False) -> list[Tried]:
       f'{gib(least.needed)} of {gib(most)} GiB of a device'
     )
   return [tried[size] for size in sorted(tried)]
-
-
-def _fitting(tried: Mapping[int, Tried]) -> int:
-  return max((size for size, one in tried.items() if one.plan), default=0)
 
 
 def next_count(needed: Mapping[int, float], fits: int, most: float) -> int | None:
