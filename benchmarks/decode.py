@@ -2,6 +2,7 @@ r"""Time one token of decoding: ours, and the same model in a plain PyTorch loop
 
   python benchmarks/decode.py                                   152M parameters on the CPU
   python benchmarks/decode.py --size=1_5b --batches=1,8,64      on one GPU, bfloat16
+  python benchmarks/decode.py --draw=default                    ours alone, by the default sampling
 
 Needs `pip install -e ".[benchmark]"`. The contenders write greedy text after prompts of `--prompt`
 tokens. All prompts have the same length, as the PyTorch loop requires. Each contender has its own
@@ -22,7 +23,7 @@ CHUNK = 16
 
 
 def jax_text(
-  size: Size, batch: int, prompt: int, length: int, clock: Callable[[], float]
+  size: Size, batch: int, prompt: int, length: int, clock: Callable[[], float], draw: str
 ) -> Callable[[], float]:
   """Return a function that writes a batch of texts with ours and returns the seconds per token."""
   import jax  # noqa: PLC0415 (each process loads one of the two frameworks)
@@ -30,14 +31,15 @@ def jax_text(
 
   from tokenformer_jax.config import Config  # noqa: PLC0415
   from tokenformer_jax.decoding.decode import Decoder, Request  # noqa: PLC0415
-  from tokenformer_jax.decoding.sampling import GREEDY  # noqa: PLC0415
+  from tokenformer_jax.decoding.sampling import DEFAULT, GREEDY  # noqa: PLC0415
   from tokenformer_jax.model.lm import Execution, define_lm  # noqa: PLC0415
 
   model = model_config(size)
   decoder = Decoder(model, Execution.from_config(Config(model=model)))
   params = decoder.prepare(jax.jit(define_lm(model).init)(jax.random.key(0)))
   prompts = np.random.default_rng(0).integers(0, size.vocab_size, (batch, prompt))
-  requests = [Request(ids.tolist(), length, GREEDY) for ids in prompts]
+  sampling = GREEDY if draw == 'greedy' else DEFAULT
+  requests = [Request(ids.tolist(), length, sampling) for ids in prompts]
 
   def run() -> float:
     times = [clock() for _ in decoder.chunks(params, requests, chunk=CHUNK)]
@@ -47,9 +49,10 @@ def jax_text(
 
 
 def torch_text(
-  size: Size, batch: int, prompt: int, length: int, clock: Callable[[], float]
+  size: Size, batch: int, prompt: int, length: int, clock: Callable[[], float], draw: str
 ) -> Callable[[], float]:
-  """Return the same function for PyTorch."""
+  """Return the same function for PyTorch, which takes the likeliest tokens."""
+  assert draw == 'greedy', draw
   import torch  # noqa: PLC0415
 
   model = torch_model(size)
@@ -73,6 +76,7 @@ def main() -> None:
   parser.add_argument('--length', type=int, default=64, help='tokens to write; a multiple of 16')
   parser.add_argument('--rounds', type=int, default=5)
   parser.add_argument('--clock', choices=CLOCKS, default='wall')
+  parser.add_argument('--draw', choices=('greedy', 'default'), default='greedy')
   parser.add_argument('--serve', choices=CONTENDERS, help=argparse.SUPPRESS)
   args = parser.parse_args()
   if args.length % CHUNK or args.length < 2 * CHUNK:
@@ -80,7 +84,7 @@ def main() -> None:
   if args.serve:
     make = jax_text if args.serve == 'jax' else torch_text
     clock = CLOCKS[args.clock]
-    run = make(SIZES[args.size], int(args.batches), args.prompt, args.length, clock)
+    run = make(SIZES[args.size], int(args.batches), args.prompt, args.length, clock, args.draw)
     for _ in sys.stdin:
       print(run(), flush=True)
     return
@@ -88,9 +92,10 @@ def main() -> None:
   print(f'{"batch":>5} {"":8}{"median ms":>10}{"least":>8}{"most":>8}{"tokens/s":>10}')
   for batch in map(int, args.batches.split(',')):
     options = {'size': args.size, 'batches': batch, 'prompt': args.prompt, 'length': args.length}
-    options['clock'] = args.clock
+    options |= {'clock': args.clock, 'draw': args.draw}
     arguments = [f'--{name}={value}' for name, value in options.items()]
-    contenders = [Contender(__file__, name, arguments) for name in CONTENDERS]
+    names = CONTENDERS if args.draw == 'greedy' else CONTENDERS[:1]
+    contenders = [Contender(__file__, name, arguments) for name in names]
     for contender in contenders:
       contender.step()  # The first step compiles.
     for _ in range(args.rounds):
