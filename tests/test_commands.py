@@ -50,6 +50,21 @@ def test_the_package_and_the_help_of_the_command_import_nothing_heavy():
   assert done.returncode == 0, f'`tokenformer --help` imports {done.stderr}'
 
 
+def test_help_and_mistakes_come_before_jax():
+  """Each verb's own help, its actions', and mistakes in flags, keys, values and configs."""
+  words = [[verb, word] for verb in verbs.VERBS for word in ('--help', '--hlep')]
+  words += [[*action, '--help'] for action in (('grow', 'merge'), ('convert', 'to-hf'))]
+  words += [['train', f'--config{word}'] for word in ('=lm_stdlb', '.train.step=3', '.seed=x')]
+  code = (
+    f'import sys; sys.path.insert(0, {str(tiny_run.ROOT / "tests/support")!r}); import typed;'
+    f' ends = [typed.command(words).returncode for words in {words}];'
+    'sys.exit(", ".join({"jax", "numpy"} & set(sys.modules)) or str(ends))'
+  )
+  done = tiny_run.run([sys.executable, '-c', code])
+  ends = [2 if words[-1] != '--help' else 0 for words in words]
+  assert done.stderr.strip() == str(ends), done.stderr
+
+
 def test_a_config_of_the_package_is_found_by_its_name(tmp_path, monkeypatch):
   """A folder or file of the same name does not hide it; a Python file does."""
   monkeypatch.chdir(tmp_path)

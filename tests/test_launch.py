@@ -17,7 +17,7 @@ import typed
 import yaml
 from lightkube.models.batch_v1 import JobSpec
 
-from tokenformer_jax.cli import signatures
+from tokenformer_jax.cli import hosts_flags, signatures
 from tokenformer_jax.cli import train as train_verb
 from tokenformer_jax.parallel import hosts
 from tokenformer_jax.runs import checkpoint, metrics
@@ -134,7 +134,7 @@ def test_train_knows_the_flags_that_it_is_given(given):
   every = {flag: None for flags in given for flag in flags}
   with typed.own_flags():
     signatures.define(train_verb.main)
-    hosts.define_flags()
+    hosts_flags.define()
     assert signatures.parse(['train.py', *every]) == ['train.py']
 
 

@@ -51,7 +51,7 @@ def test_the_exponent_of_grown_runs_is_recovered():
     legs = (SIZES[0], share * tokens), (SIZES[1], (1 - share) * tokens)
     runs.append((*legs, float(mixing.chain_loss(ONE, legs, GAMMA)[0])))
   np.testing.assert_allclose(mixing.exponent(MANY, runs), GAMMA[0], atol=0.01)
-  assert mixing.exponent(ONE, [(*runs[0][:2], 1.0)]) == mixing.LARGEST
+  assert mixing.exponent(ONE, [(*runs[0][:2], 1.0)]) == mixing.LARGEST_MIXING
   assert mixing.left_out(PUBLISHED, runs) < 1e-4
 
 

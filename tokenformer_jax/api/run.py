@@ -14,50 +14,36 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Literal, ParamSpec
 
-import jax
 import ml_collections
-import numpy as np
 from pydantic import Field, InstanceOf
 
 from tokenformer_jax import config as config_lib
-from tokenformer_jax import tasks as tasks_lib
-from tokenformer_jax.api import inputs as inputs_lib
 from tokenformer_jax.config import Config, GrowConfig, ViTConfig, arguments, at_stage, stages_after
 from tokenformer_jax.config import file as config_file
 from tokenformer_jax.config.arguments import FILLED, REPEATED, Count, Natural, Path, Text
 from tokenformer_jax.config.section import Bool, Float, Long, Str
-from tokenformer_jax.convert import export, hub_download, hub_generation, peft, to_run
-from tokenformer_jax.data import tokenizers
-from tokenformer_jax.decoding import buckets, evaluation, trained
-from tokenformer_jax.decoding import chats as chats_lib
-from tokenformer_jax.decoding.sampling import Sampling, choose
-from tokenformer_jax.decoding.score import Scorer
-from tokenformer_jax.decoding.texts import TextRequest
-from tokenformer_jax.decoding.trained import Trained
-from tokenformer_jax.decoding.writer import Writer
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import actions, verify
-from tokenformer_jax.grow.derivation import Made, Parent
-from tokenformer_jax.inspection import heat_map
-from tokenformer_jax.inspection import model as inspect_model
-from tokenformer_jax.inspection import report as inspect_report
-from tokenformer_jax.inspection.usage import Usage
-from tokenformer_jax.model import flops, models
-from tokenformer_jax.model.params import Params
-from tokenformer_jax.parallel import sharding
-from tokenformer_jax.report import page
-from tokenformer_jax.report.page import Page
-from tokenformer_jax.resolve.teacher import Teacher
-from tokenformer_jax.runs import checkpoint, curves
-from tokenformer_jax.runs.checkpoint_meta import Meta
-from tokenformer_jax.steps import step as step_lib
-from tokenformer_jax.steps.last_growth import frozen_base, last_growth
-from tokenformer_jax.storage import paths
-from tokenformer_jax.tasks import Batch, Task, validation
-from tokenformer_jax.training import loop
+from tokenformer_jax.grow import actions
+from tokenformer_jax.report import MODELS
+from tokenformer_jax.runs.pictures import XAxis
 
 if TYPE_CHECKING:
+  import jax
+  import numpy as np
   from matplotlib.figure import Figure
+
+  from tokenformer_jax.data.tokenizers import Tokenizer
+  from tokenformer_jax.decoding.sampling import Sampling
+  from tokenformer_jax.decoding.score import Scorer
+  from tokenformer_jax.decoding.trained import Trained
+  from tokenformer_jax.decoding.writer import Writer
+  from tokenformer_jax.grow.derivation import Made, Parent
+  from tokenformer_jax.inspection.usage import Usage
+  from tokenformer_jax.model.params import Params
+  from tokenformer_jax.report.page import Page
+  from tokenformer_jax.runs.checkpoint_meta import Meta
+  from tokenformer_jax.storage import paths
+  from tokenformer_jax.tasks import Batch, Task
 
 _Arguments = ParamSpec('_Arguments')
 Layers = Annotated[Sequence[Natural], FILLED]
@@ -76,6 +62,8 @@ def load(source: Path) -> Run:
   Raises:
     UserError: the run or the step does not exist, or the checkpoint does not hold a model.
   """
+  from tokenformer_jax.runs import checkpoint
+
   opened = checkpoint.open_source(os.fspath(source))
   return Run(opened.directory, opened.meta)
 
@@ -101,6 +89,8 @@ def train(
   Raises:
     UserError: a value is not allowed, or any other mistake that the command `train` reports.
   """
+  from tokenformer_jax.training import loop
+
   loop.train(config_file.from_argument(config, **changes), workdir)
   return load(workdir)
 
@@ -144,6 +134,9 @@ def bring(
     UserError: the model is of no known family or has an option that we do not have, a tensor is
       missing, the tokenizer does not fit, or the target exists. Nothing is written then.
   """
+  from tokenformer_jax.convert import hub_download, to_run
+  from tokenformer_jax.storage import paths
+
   name = hub_download.of_page(os.fspath(source)).partition('@')[0]
   target = target or pathlib.Path('runs', pathlib.Path(name).name)
   to_run.to_jax(
@@ -168,6 +161,8 @@ def _method(
 
   @functools.wraps(action)
   def method(self: Run, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Run:
+    from tokenformer_jax.grow.derivation import Parent
+
     made = action(Parent(self.source), *args, **kwargs)
     return self if made is None else load(made)
 
@@ -234,18 +229,24 @@ class Run:
   @functools.cached_property
   def parameter_count(self) -> int:
     """Return the number of parameters without reading the checkpoint's arrays."""
+    from tokenformer_jax.model import models
+
     return models.define(self.config.model).count
 
   @property
   def step_flops(self) -> float:
     """Return the model FLOPs of the next training step, at the size that the model has now."""
+    from tokenformer_jax.model import flops
+
     config = self.config
     data = at_stage(config.data, stages_after(config.data, self.step)[0])
     return flops.step_flops(dataclasses.replace(config, data=data))
 
   @functools.cached_property
-  def tokenizer(self) -> tokenizers.Tokenizer:
+  def tokenizer(self) -> Tokenizer:
     """Return the tokenizer of a language model."""
+    from tokenformer_jax.data import tokenizers
+
     self._check_is_language_model()
     return tokenizers.from_json(self.meta.tokenizer)
 
@@ -290,6 +291,8 @@ class Run:
     Raises:
       UserError: the run is not a language model, or a value is not allowed.
     """
+    from tokenformer_jax.decoding.texts import TextRequest
+
     self._check_is_language_model()
     sampling = self._choose_sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     prompts = [prompt] if isinstance(prompt, str) else prompt
@@ -301,6 +304,9 @@ class Run:
 
   def _choose_sampling(self, **given: Any) -> Sampling:
     """Return the settings of draws that are given, else those of the folder of the model."""
+    from tokenformer_jax.convert import hub_generation
+    from tokenformer_jax.decoding.sampling import choose
+
     return choose(hub_generation.stored_draws(self.meta.tokenizer), **given)
 
   def chat(
@@ -334,6 +340,9 @@ class Run:
     Raises:
       UserError: the run was not trained on conversations, or its template refuses the messages.
     """
+    from tokenformer_jax.decoding import chats as chats_lib
+    from tokenformer_jax.decoding.texts import TextRequest
+
     template = chats_lib.find_template(self.meta, self.directory)
     sampling = self._choose_sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     request = TextRequest('', length, sampling, tuple(stop))
@@ -363,6 +372,10 @@ class Run:
     Raises:
       UserError: the inputs have a wrong shape, or are longer than the model's positions.
     """
+    import numpy as np
+
+    from tokenformer_jax.api import inputs as inputs_lib
+
     run = self._with_clip(clip_positions)
     if self.config.model.kind != 'lm':
       return run._logits(inputs_lib.image_batch(inputs, run._model.config), exact)
@@ -390,6 +403,8 @@ class Run:
     Raises:
       UserError: there are fewer examples.
     """
+    from tokenformer_jax import tasks as tasks_lib
+
     task = tasks_lib.make(self.config)
     batch, _ = task.held_out(self.meta.tokenizer, count, first, repeat=False)
     if self.config.model.kind == 'lm':
@@ -449,6 +464,8 @@ class Run:
     run = self._with_clip(clip_positions)
     if not either:
       return run._validate()
+    from tokenformer_jax.decoding import evaluation
+
     self._check_is_language_model()
     report = evaluation.evaluate(
       run._model,
@@ -479,16 +496,22 @@ class Run:
     Raises:
       UserError: the model has neither parameter tokens nor MLPs, or a layer does not exist.
     """
+    from tokenformer_jax.inspection import model as inspect_model
+
     inspect_model.check_has_tokens(self.meta, self.directory)
     return inspect_model.maps(self._model, self._rows(text)[0], layers)
 
   def labels(self, text: Str) -> list[str]:
     """Return the tokens of a text in the order of `maps`, with visible white space."""
+    from tokenformer_jax.inspection import report as inspect_report
+
     return inspect_report.labels(self.tokenizer, self._rows(text)[0].tolist())
 
   @property
   def old_tokens(self) -> dict[int, dict[str, int]] | None:
     """Return the tokens before the last growth, by layer and kind; None if it added none."""
+    from tokenformer_jax.inspection import model as inspect_model
+
     inspect_model.check_has_tokens(self.meta, self.directory)
     return inspect_model.old_tokens(self._model)
 
@@ -504,18 +527,22 @@ class Run:
     Raises:
       UserError: the model has neither parameter tokens nor MLPs.
     """
+    from tokenformer_jax.inspection import model as inspect_model
+
     inspect_model.check_has_tokens(self.meta, self.directory)
     return inspect_model.measure_text(self._model, text, tokens)
 
   def plot_maps(self, text: Str, layers: Layers | None = None) -> Figure:
     """Draw `maps` with a panel for each layer and kind, and a line between old and new tokens."""
+    from tokenformer_jax.inspection import heat_map
+
     heat_map.check()
     return heat_map.draw(self.maps(text, layers), self.labels(text), self.old_tokens)
 
   def plot(
     self,
     y: Str = 'train/loss',
-    x: curves.XAxis = 'steps',
+    x: XAxis = 'steps',
     *,
     beside: Sequence[Run | Path] = (),
   ) -> Figure:
@@ -531,9 +558,11 @@ class Run:
     Raises:
       UserError: a run has no such metric, or matplotlib is not installed.
     """
+    from tokenformer_jax.runs import curves
+
     return curves.draw([str(self.directory), *_directories(beside)], x, y)
 
-  def report(self, *, beside: Sequence[Run | Path] = (), models: Natural = page.MODELS) -> Page:
+  def report(self, *, beside: Sequence[Run | Path] = (), models: Natural = MODELS) -> Page:
     """Return a page about this run and others: what the command `report` writes.
 
       run.report()                                      shown inline at the end of a notebook's cell
@@ -546,6 +575,8 @@ class Run:
     Raises:
       UserError: plotly is not installed, or a run has no figures.
     """
+    from tokenformer_jax.decoding import trained
+    from tokenformer_jax.report import page
 
     def load(source: str) -> Trained:
       return self._model if source == self.source else trained.load(source)
@@ -558,6 +589,8 @@ class Run:
     Raises:
       UserError: the run has no metrics, for example because it was converted.
     """
+    from tokenformer_jax.runs import curves
+
     return curves.read(self.directory)
 
   # Make other runs from this one.
@@ -575,6 +608,8 @@ class Run:
 
   def group_table(self) -> str:
     """Return a table of the groups of parameter tokens and of where they come from."""
+    from tokenformer_jax.grow.derivation import Parent
+
     return actions.group_table(Parent(self.source))
 
   def train(
@@ -597,6 +632,8 @@ class Run:
     Raises:
       UserError: a value is not allowed, or this checkpoint is not the newest of the run.
     """
+    from tokenformer_jax.training import loop
+
     config, length = self.config, {} if steps is None else {'train': {'steps': steps}}
     if workdir is None:
       if (newest := load(self.directory).step) != self.step:
@@ -638,6 +675,9 @@ class Run:
       UserError: the target exists, the run is not a language model, or the PyTorch files do not
         have a part of its model. Nothing is written then.
     """
+    from tokenformer_jax.convert import export
+    from tokenformer_jax.storage import paths
+
     export.to_hf(self.source, paths.local(target), dtype=dtype, allow_nonfinite=allow_nonfinite)
 
   def to_peft(
@@ -666,6 +706,9 @@ class Run:
       UserError: the target exists, a group is not LoRA, or the run is not the base with such
         groups. Nothing is written then.
     """
+    from tokenformer_jax.convert import peft
+    from tokenformer_jax.storage import paths
+
     numbers = actions.group_numbers(self.config.model, groups) if groups is not None else ()
     where = (self.source, paths.local(target), os.fspath(base))
     peft.to_peft(*where, numbers, allow_nonfinite=allow_nonfinite)
@@ -673,21 +716,30 @@ class Run:
   # Load and keep what the methods need.
 
   def _check_is_language_model(self) -> None:
+    from tokenformer_jax.runs import checkpoint
+
     checkpoint.check_is_language_model(self.meta, self.directory)
 
   def _rows(self, inputs: Any) -> list[np.ndarray]:
     """Return the token ids of a text, or of several."""
+    from tokenformer_jax.api import inputs as inputs_lib
+
     self._check_is_language_model()
     return inputs_lib.rows_of_ids(inputs, self.tokenizer, self.meta.config.model.vocab_size)
 
   @functools.cached_property
   def _model(self) -> Trained:
     """Return the model on all devices."""
+    from tokenformer_jax.decoding import trained
+    from tokenformer_jax.runs import checkpoint
+
     return trained.load(self.source, check=checkpoint.check_is_model)
 
   @functools.cached_property
   def _writer(self) -> Writer:
     """Return the model's writer of texts."""
+    from tokenformer_jax.decoding.writer import Writer
+
     return Writer.from_trained(self._model)
 
   def _with_clip(self, clip: int | None) -> Run:
@@ -702,6 +754,8 @@ class Run:
 
   def _scorer(self, max_length: int | None, batch_size: int | None) -> Scorer:
     """Return the scorer of rows: see `evaluation.make_scorer`."""
+    from tokenformer_jax.decoding import evaluation
+
     key = (max_length, batch_size)
     if key not in self._scorers:
       self._scorers[key] = evaluation.make_scorer(self._model, max_length, batch_size)
@@ -714,6 +768,12 @@ class Run:
       batch: arrays with the leading axis B, of any length.
       exact: whether to compute in float32 with products in full precision.
     """
+    import jax
+    import numpy as np
+
+    from tokenformer_jax.decoding import buckets
+    from tokenformer_jax.parallel import sharding
+
     mesh, count = self._model.mesh, len(jax.tree.leaves(batch)[0])
     if exact not in self._programs:
       task = self._task(exact)
@@ -732,6 +792,9 @@ class Run:
     return np.array(logits[:count], np.float32)
 
   def _task(self, exact: bool = False) -> Task:
+    from tokenformer_jax import tasks as tasks_lib
+    from tokenformer_jax.grow import verify
+
     config = self._model.config
     if exact:
       return verify.exact_task(config, config.model)
@@ -741,6 +804,10 @@ class Run:
 
   def _validate(self) -> dict[str, float]:
     """Return the figures of the run's own validation data."""
+    import jax
+
+    from tokenformer_jax.tasks import validation
+
     task, eval_step = self._validation
     mesh = self._model.mesh
     rows = range(task.config.data.batch_size)
@@ -750,6 +817,15 @@ class Run:
   @functools.cached_property
   def _validation(self) -> tuple[Task, Callable[[Params, Batch], Any]]:
     """Return the task with its data open, and its compiled evaluation step."""
+    import jax
+
+    from tokenformer_jax import tasks as tasks_lib
+    from tokenformer_jax.decoding import buckets
+    from tokenformer_jax.resolve.teacher import Teacher
+    from tokenformer_jax.runs import checkpoint
+    from tokenformer_jax.steps import step as step_lib
+    from tokenformer_jax.steps.last_growth import frozen_base, last_growth
+
     model = self._model
     config = self._task().config
     with jax.set_mesh(model.mesh):

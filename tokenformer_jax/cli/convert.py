@@ -29,10 +29,8 @@ base that the run was brought from. to-jax --adapters takes adapters back.
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import jax
 from absl import flags
 
 from tokenformer_jax import config as config_lib
@@ -40,21 +38,37 @@ from tokenformer_jax.api.run import Run, bring, load
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.cli import signatures
 from tokenformer_jax.config import ModelConfig, PattentionConfig, RotaryConfig, SoftmaxConfig
-from tokenformer_jax.config.arguments import Text
-from tokenformer_jax.convert import (
-  export,
-  hub,
-  hub_download,
-  hub_folder,
-  released_torch,
-)
+from tokenformer_jax.config.arguments import Path, Text
+from tokenformer_jax.config.section import Bool
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.model.lm import define_lm
 from tokenformer_jax.parallel import messages
-from tokenformer_jax.storage import paths
+
+
+def to_torch(
+  source: str,
+  target: Path,
+  *,
+  dtype: Literal['float32', 'float16', 'bfloat16'] = 'float32',
+  allow_nonfinite: Bool = False,
+) -> ModelConfig:
+  """Write a folder with the tensors of a released checkpoint and the tokenizer; return the model.
+
+  It is the exact inverse of `to_jax`: weights that came from `dtype` return to it bit for bit.
+
+  Args:
+    source: The run, DIR or DIR@STEP.
+    target: The new folder.
+    dtype: Of the written tensors.
+    allow_nonfinite: Accept weights that are NaN or infinite.
+  """
+  from tokenformer_jax.convert import export
+  from tokenformer_jax.storage import paths
+
+  return export.to_torch(source, paths.local(target), dtype=dtype, allow_nonfinite=allow_nonfinite)
+
 
 _ACTIONS = signatures.Actions(
-  {'to-jax': bring, 'to-torch': export.to_torch, 'to-hf': Run.to_hf, 'to-peft': Run.to_peft},
+  {'to-jax': bring, 'to-torch': to_torch, 'to-hf': Run.to_hf, 'to-peft': Run.to_peft},
   without=['source', 'target'],
 )
 
@@ -84,6 +98,11 @@ def define_flags(argv: Sequence[str]) -> str:
 
 def main(argv: Sequence[str]) -> None:
   """Run the action that the first word names."""
+  import jax
+
+  from tokenformer_jax.convert import hub, hub_download, hub_folder
+  from tokenformer_jax.storage import paths
+
   # Leave accelerators alone: nothing is computed, and other processes may hold them.
   jax.config.update('jax_platforms', 'cpu')
   if not argv[1:]:
@@ -94,7 +113,7 @@ def main(argv: Sequence[str]) -> None:
   action, options = _ACTIONS.name(argv), _ACTIONS.given(argv)
   source, target = _both(**signatures.given(_both))
   if action == 'to-torch':
-    model = export.to_torch(source, paths.local(target), **options)
+    model = to_torch(source, target, **options)
     _say_sizes(model)
     messages.say(f'wrote {target}')
     _say_lost(model)
@@ -103,7 +122,8 @@ def main(argv: Sequence[str]) -> None:
     loaded.to_hf(target, **options)
     _say_sizes(loaded.config.model)
     messages.say(f'wrote {target}; to load it with transformers:')
-    trust = ', trust_remote_code=True' if (Path(target) / hub_folder.CODE[0]).is_file() else ''
+    has_code = paths.local(target).joinpath(hub_folder.CODE[0]).is_file()
+    trust = ', trust_remote_code=True' if has_code else ''
     print(f'AutoModelForCausalLM.from_pretrained({str(target)!r}{trust})')
   elif action == 'to-peft':
     load(source).to_peft(target, **options)
@@ -122,6 +142,8 @@ def main(argv: Sequence[str]) -> None:
 
 def _say_sizes(model: ModelConfig) -> None:
   """Print the sizes of a model."""
+  from tokenformer_jax.model.lm import define_lm
+
   heads, count = ', '.join(map(str, model.heads)), define_lm(model).count
   messages.say(f'{model.depth} layers, width {model.width}, {heads} heads, {count:,} parameters')
 
@@ -137,6 +159,8 @@ def _unrecorded(model: ModelConfig) -> dict[str, Any]:
 
 def _say_lost(model: ModelConfig) -> None:
   """Print what the released code needs to compute a model, and what it cannot."""
+  from tokenformer_jax.convert import released_torch
+
   if (score := _unrecorded(model)['score']) != released_torch.SCORE:
     messages.say(
       f'the file does not record the score {score}: set norm_activation_type to it in the config '

@@ -20,10 +20,8 @@ from tokenformer_jax.api.run import Run
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.cli import outputs, signatures
 from tokenformer_jax.config.arguments import Count, Path, Text, needs_value
-from tokenformer_jax.data.sources import open_source
-from tokenformer_jax.decoding import evaluation, length, trained
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.parallel import hosts
+from tokenformer_jax.parallel.messages import is_first
 
 
 def main(
@@ -47,6 +45,9 @@ def main(
     output: A JSON file for the results.
     **options: As for `Run.evaluate`.
   """
+  from tokenformer_jax.data.sources import open_source
+  from tokenformer_jax.decoding import evaluation, length, trained
+
   start, values = time.monotonic(), signatures.with_defaults(Run.evaluate, options)
   names = values['tasks']
   if not (names or text or chats):
@@ -79,7 +80,7 @@ def main(
   if chats:
     report['chats'] = {'source': chats, **report['chats']}
   report['seconds'] = round(time.monotonic() - start, 3)
-  if hosts.is_first():
+  if is_first():
     print(evaluation.render(report, model.config.model))
   if output:
     outputs.write_json('output', output, report)

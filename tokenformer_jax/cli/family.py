@@ -25,12 +25,8 @@ from tokenformer_jax.config import Config
 from tokenformer_jax.config.arguments import Fraction, Path, Positive, needs_value
 from tokenformer_jax.config.section import Bool
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.family import jobs as jobs_lib
-from tokenformer_jax.family import make, result
-from tokenformer_jax.family.jobs import Family
-from tokenformer_jax.laws import grid_runs
-from tokenformer_jax.parallel import hosts, messages
-from tokenformer_jax.storage import paths
+from tokenformer_jax.family import RATE_POWER
+from tokenformer_jax.parallel import messages
 
 _SET = {
   'train.steps': '--tokens says how long the runs are',
@@ -49,7 +45,7 @@ def main(
   grow_at: Positives | None = None,
   share: Fraction | None = None,
   distill_weight: Fraction | None = None,
-  rate_power: RatePower = Family.rate_power,
+  rate_power: RatePower = RATE_POWER,
   dry_run: Bool = False,
 ) -> None:
   """List the runs of a family; then make what is missing, and write the results.
@@ -67,6 +63,11 @@ def main(
     rate_power: The power p in the learning rate of a size, that of the config times factor^p.
     dry_run: List runs, tokens and FLOPs, say whether they pay, and make nothing.
   """
+  from tokenformer_jax.family import jobs as jobs_lib
+  from tokenformer_jax.family import make, result
+  from tokenformer_jax.laws import grid_runs
+  from tokenformer_jax.storage import paths
+
   needs_value('method=bottom_up', method == 'bottom_up', grow_at=grow_at)
   is_top_down = method == 'top_down'
   needs_value('method=top_down', is_top_down, share=share, distill_weight=distill_weight)
@@ -74,21 +75,21 @@ def main(
   outputs.check_folder_of_runs('out', out, writes=not dry_run)
   options = {'grow_at': grow_at, 'share': share, 'distill_weight': distill_weight}
   given = {name: value for name, value in options.items() if value is not None}
-  family = Family(sizes, round(tokens), method, scale, rate_power=rate_power, **given)
+  family = jobs_lib.Family(sizes, round(tokens), method, scale, rate_power=rate_power, **given)
   folder = str(paths.parse_path(out))
   jobs = jobs_lib.list_jobs(config, family, folder)
   apart = sum(job.flops for job in jobs_lib.list_apart(config, family))
   made = grid_runs.finished(jobs, folder, make.is_done)
-  if hosts.is_first():
+  if messages.is_first():
     print(f'{grid_runs.table(jobs, made)}; {result.totals(jobs, family, apart)}', flush=True)
   if dry_run:
-    if hosts.is_first():
+    if messages.is_first():
       print(f'\n{result.will_it_pay(jobs, family)}', flush=True)
     return
   if not grid_runs.make_missing(jobs, folder, make.make, make.is_done):
     messages.say('stopped; give the same command again to go on')
     return
-  if hosts.is_first():
+  if messages.is_first():
     members = result.members(jobs, folder)
     print(f'\n{result.table(members)}', flush=True)
     messages.say(f'wrote {result.write(folder, family, apart, jobs, members)}')

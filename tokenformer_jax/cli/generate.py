@@ -11,15 +11,15 @@ flags. It writes the texts in batches and prints JSON in the same order. The thi
 of standard input, or only --prompt, with a model that was trained on conversations (docs/chat.md).
 """
 
+from __future__ import annotations  # Types of models are not imported.
+
 import dataclasses
 import json
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path as LocalPath
-from typing import Any
-
-import jax
+from typing import TYPE_CHECKING, Any
 
 from tokenformer_jax.api.run import Run
 from tokenformer_jax.cli import main as cli
@@ -27,16 +27,14 @@ from tokenformer_jax.cli import signatures
 from tokenformer_jax.config import arguments
 from tokenformer_jax.config.arguments import Count, Path, Text, needs_value
 from tokenformer_jax.config.section import Bool, Str
-from tokenformer_jax.convert import hub_generation
 from tokenformer_jax.data.chat_rows import ARGUMENTS, Chat, read_arguments
-from tokenformer_jax.data.chat_template import Template
-from tokenformer_jax.decoding import chats, decode, trained
-from tokenformer_jax.decoding.sampling import choose
-from tokenformer_jax.decoding.texts import TextRequest
-from tokenformer_jax.decoding.writer import Writer
 from tokenformer_jax.errors import UserError, nearest
-from tokenformer_jax.parallel import hosts, messages
-from tokenformer_jax.runs import checkpoint
+from tokenformer_jax.parallel import messages
+
+if TYPE_CHECKING:
+  from tokenformer_jax.data.chat_template import Template
+  from tokenformer_jax.decoding.texts import TextRequest
+  from tokenformer_jax.decoding.writer import Writer
 
 
 def read_requests(path: LocalPath, default: TextRequest) -> list[TextRequest]:
@@ -60,6 +58,10 @@ def read_requests(path: LocalPath, default: TextRequest) -> list[TextRequest]:
 
 def _request(values: Any, default: TextRequest) -> TextRequest:
   """Return a request of a file, whose values are checked as the arguments of `Run.generate`."""
+  from tokenformer_jax.decoding import chats
+  from tokenformer_jax.decoding.sampling import choose
+  from tokenformer_jax.decoding.texts import TextRequest
+
   hints, sampling = arguments.annotations(Run.generate), dataclasses.asdict(default.sampling)
   types = {'prompt': Str, **{name: hints[name] for name in ('length', 'stop', *sampling)}}
   types |= {'messages': Any, 'tools': Any, ARGUMENTS: Any}
@@ -111,6 +113,13 @@ def main(
     token_shards: Devices to split parameter tokens and heads over.
     **options: As for `Run.generate`.
   """
+  from tokenformer_jax.convert import hub_generation
+  from tokenformer_jax.decoding import chats, trained
+  from tokenformer_jax.decoding.sampling import choose
+  from tokenformer_jax.decoding.texts import TextRequest
+  from tokenformer_jax.decoding.writer import Writer
+  from tokenformer_jax.runs import checkpoint
+
   if requests and (chat or prompt is not None):
     name = 'chat' if chat else 'prompt'
     raise UserError(f'--{name} has no effect with --requests; leave out one of them')
@@ -150,6 +159,10 @@ def main(
 
 def _chat(writer: Writer, template: Template, default: TextRequest) -> None:
   """Answer the prompt, or each line of standard input after the turns before it."""
+  import jax
+
+  from tokenformer_jax.decoding import chats
+
   turns, known = [], (default.chat or Chat([])).arguments
   if not default.prompt and jax.process_count() > 1:
     raise UserError('--chat reads standard input, which several hosts do not share; give --prompt')
@@ -163,6 +176,10 @@ def _chat(writer: Writer, template: Template, default: TextRequest) -> None:
 
 def _write_one(writer: Writer, request: TextRequest, start: str = '') -> str:
   """Stream one text to standard output after its start, and return it."""
+  import jax
+
+  from tokenformer_jax.decoding import decode
+
   times = [time.perf_counter()]
   written = []
   with jax.set_mesh(writer.mesh):
@@ -196,7 +213,7 @@ def _write_all(writer: Writer, requests: Sequence[TextRequest], batch_size: int)
 
 def _print(text: str) -> None:
   """Print a text on the first host only, because all hosts compute the same text."""
-  if hosts.is_first():
+  if messages.is_first():
     sys.stdout.write(text)
     sys.stdout.flush()
 

@@ -13,25 +13,25 @@ form widens them. A word before the flags names another action, whose flags
 import dataclasses
 import inspect
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.cli import signatures
 from tokenformer_jax.config import MeshConfig
 from tokenformer_jax.config.arguments import Text
 from tokenformer_jax.config.section import Bool, Int, Str
-from tokenformer_jax.convert import export
 from tokenformer_jax.errors import UserError, nearest
-from tokenformer_jax.grow import payoff
 from tokenformer_jax.grow.actions import ACTIONS
-from tokenformer_jax.grow.derivation import Parent
 from tokenformer_jax.parallel import messages
-from tokenformer_jax.runs import checkpoint
+
+if TYPE_CHECKING:
+  from tokenformer_jax.grow.derivation import Parent
 
 Counts = Mapping[Str, Int]
 _ACTIONS = signatures.Actions(ACTIONS, default='grow', without=['parent', 'dry_run'])
 
 
-def _parent(source: Text, *, mesh: Counts | None = None, dry_run: Bool = False) -> Parent:
+def _parent(source: Text, *, mesh: Counts | None = None, dry_run: Bool = False) -> 'Parent':
   """Return the run of a command line.
 
   Args:
@@ -39,6 +39,8 @@ def _parent(source: Text, *, mesh: Counts | None = None, dry_run: Bool = False) 
     mesh: The sizes replica=N,fsdp=N,experts=N,tokens=N; default: the source's.
     dry_run: Print the table, for a growth also whether it pays, and stop.
   """
+  from tokenformer_jax.grow.derivation import Parent
+
   sizes = None if mesh is None else _mesh_config(mesh)
   return Parent(source, sizes, dry_run, show=lambda text: print(text, flush=True))
 
@@ -80,6 +82,10 @@ def main(argv: Sequence[str]) -> None:
 
 def _say_made(made: str) -> None:
   """Print how to go on with a run that an action wrote."""
+  from tokenformer_jax.convert import export
+  from tokenformer_jax.grow import payoff
+  from tokenformer_jax.runs import checkpoint
+
   opened = checkpoint.open_source(made)
   config, step = opened.meta.config, opened.meta.step
   if config.model.kind == 'lm':

@@ -21,7 +21,7 @@ and --help=model.layer.mixer.linear those of another one. A layer model.variants
 of model.layer."""
 _NAMES = 26  # columns of a flag and its default
 _WIDTH = 100
-_HOSTS = 'tokenformer_jax.parallel.hosts'
+_HOSTS = 'tokenformer_jax.cli.hosts_flags'
 
 
 def own_flags() -> list[flags.Flag]:

@@ -12,10 +12,10 @@ For a model with routed experts it prints the load of each layer's experts on th
 tokens that the busiest experts get most; the JSON file has them for all experts.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from __future__ import annotations  # Types of arrays and models are not imported.
 
-import numpy as np
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from tokenformer_jax import config as config_lib
 from tokenformer_jax.cli import main as cli
@@ -23,16 +23,14 @@ from tokenformer_jax.cli import outputs
 from tokenformer_jax.config import TextConfig
 from tokenformer_jax.config.arguments import Count, Natural, Path, Text
 from tokenformer_jax.config.section import Str
-from tokenformer_jax.data import held_out
-from tokenformer_jax.data.sources import open_source
-from tokenformer_jax.decoding.trained import Trained
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.inspection import heat_map, report
-from tokenformer_jax.inspection.model import answers, load, maps, measure, old_tokens
-from tokenformer_jax.inspection.report import Row
-from tokenformer_jax.inspection.weights import pattentions
 from tokenformer_jax.parallel import messages
-from tokenformer_jax.storage import paths
+
+if TYPE_CHECKING:
+  import numpy as np
+
+  from tokenformer_jax.decoding.trained import Trained
+  from tokenformer_jax.inspection.report import Row
 
 _FILES = 'files:'
 
@@ -70,6 +68,12 @@ def main(
     out: The heat map to write: .png, .pdf or .svg.
     json: A JSON file for the output, with figures for every token.
   """
+  from tokenformer_jax.data.sources import open_source
+  from tokenformer_jax.inspection import heat_map
+  from tokenformer_jax.inspection.model import load
+  from tokenformer_jax.inspection.weights import pattentions
+  from tokenformer_jax.storage import paths
+
   outputs.check_file('out', out, paths.PICTURES)
   outputs.check_file('json', json)
   if text.startswith(_FILES):  # Report a wrong name before the model loads.
@@ -107,6 +111,9 @@ def _show_tokens(
   model: Trained, layers: Sequence[int], texts: Texts, top_k: int, out: Path | None
 ) -> Row:
   """Print and draw the parameter tokens, and return the content of the JSON file about them."""
+  from tokenformer_jax.inspection import heat_map, report
+  from tokenformer_jax.inspection.model import maps, measure, old_tokens
+
   old = old_tokens(model)
   labels = report.labels(model.tokenizer, texts.shown.tolist())
   weights = {layer: one for layer, one in maps(model, texts.shown, layers).items() if one}
@@ -140,6 +147,9 @@ def _show_tokens(
 
 def _show_experts(model: Trained, layers: Sequence[int], texts: Texts, top_k: int) -> Row | None:
   """Print the experts' load and tokens; return them for the JSON file, or None without experts."""
+  from tokenformer_jax.inspection import report
+  from tokenformer_jax.inspection.model import answers
+
   chosen = answers(model, texts.corpus)
   chosen = {layer: chosen[layer] for layer in layers if layer in chosen}
   if not chosen:
@@ -162,6 +172,11 @@ def _show_experts(model: Trained, layers: Sequence[int], texts: Texts, top_k: in
 
 def _read_text(model: Trained, text: str, length: int, corpus_tokens: int) -> Texts:
   """Return the first tokens of a text, or of the files or the held-out text to measure on."""
+  import numpy as np
+
+  from tokenformer_jax.data import held_out
+  from tokenformer_jax.data.sources import open_source
+
   config, tokenizer = model.meta.config, model.tokenizer
   assert isinstance(config.data, TextConfig)
   if text.startswith(_FILES):

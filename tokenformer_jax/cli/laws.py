@@ -13,10 +13,8 @@ explains the output.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path as LocalPath
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import jax
-import numpy as np
 from pydantic import Field
 
 from tokenformer_jax.cli import main as cli
@@ -25,12 +23,14 @@ from tokenformer_jax.cli.sweep import Positives
 from tokenformer_jax.config.arguments import FILLED, Path, Positive, Text, needs_value
 from tokenformer_jax.config.section import Float, Int
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.laws import analysis, chains, law_figures, points, report
-from tokenformer_jax.laws import mixing as mixing_lib
-from tokenformer_jax.laws import runs as runs_lib
-from tokenformer_jax.laws.analysis import Analysis
-from tokenformer_jax.laws.mixing import Grown
+from tokenformer_jax.laws import LARGEST_MIXING
 from tokenformer_jax.parallel import messages
+
+if TYPE_CHECKING:
+  import numpy as np
+
+  from tokenformer_jax.laws.analysis import Analysis
+  from tokenformer_jax.laws.mixing import Grown, Leg
 
 Texts = Annotated[Sequence[Text], FILLED]
 
@@ -48,7 +48,7 @@ def main(
   stages: Path | None = None,
   chain: Texts | None = None,
   grown: Texts | None = None,
-  mixing: Annotated[Float, Field(gt=0, le=mixing_lib.LARGEST)] | None = None,
+  mixing: Annotated[Float, Field(gt=0, le=LARGEST_MIXING)] | None = None,
   growth_time: Annotated[Float, Field(ge=0)] | None = None,
 ) -> None:
   """Fit, predict and print; write the JSON file and the pictures if they are asked for.
@@ -69,6 +69,12 @@ def main(
     mixing: The mixing exponent γ of docs/laws.md: how fast a grown model forgets its growth.
     growth_time: Chip-hours of a growth itself.
   """
+  import jax
+
+  from tokenformer_jax.laws import analysis, chains, law_figures, points, report
+  from tokenformer_jax.laws import mixing as mixing_lib
+  from tokenformer_jax.laws import runs as runs_lib
+
   needs_value('target_loss=X', target_loss, sizes=sizes, stages=stages)
   needs_value('target_loss=X or --chain', target_loss or chain, grown=grown, mixing=mixing)
   needs_value('target_loss=X and --stages', target_loss and stages, growth_time=growth_time)
@@ -135,8 +141,13 @@ def main(
     messages.say(f'wrote {json}')
 
 
-def _gamma(fitted: Analysis, grown: Mapping[str, Grown], given: float | None) -> np.ndarray:
+def _gamma(fitted: 'Analysis', grown: Mapping[str, 'Grown'], given: float | None) -> 'np.ndarray':
   """Return the mixing exponent, one or one for each draw of the law, and print what it is."""
+  import numpy as np
+
+  from tokenformer_jax.laws import mixing as mixing_lib
+  from tokenformer_jax.laws import report
+
   if not grown:
     gamma = np.array([given or mixing_lib.TYPICAL])
     print(f'\n{report.mixing(gamma, "as --mixing says" if given else "that of docs/growth.md")}')
@@ -153,9 +164,11 @@ def _gamma(fitted: Analysis, grown: Mapping[str, Grown], given: float | None) ->
   return gamma
 
 
-def _legs(chain: Sequence[str]) -> list[mixing_lib.Leg]:
+def _legs(chain: Sequence[str]) -> list['Leg']:
   """Return the sizes and the tokens of a chain `N:TOKENS,N:TOKENS`."""
-  legs: list[mixing_lib.Leg] = []
+  from tokenformer_jax.laws import points
+
+  legs: list[Leg] = []
   for text in chain:
     size, tokens = (points.positive(part) for part in (*text.split(':'), '', '')[:2])
     if text.count(':') != 1 or size is None or tokens is None:

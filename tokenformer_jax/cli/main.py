@@ -1,8 +1,11 @@
-"""Run the `main` of a command."""
+"""Run the `main` of a command.
+
+No module of `cli` imports JAX before `main` has its arguments, so that help and mistakes come at
+once: what computes is imported inside the functions that use it.
+"""
 
 import contextlib
 import functools
-import gc
 import inspect
 import logging as std_logging
 import os
@@ -15,9 +18,9 @@ from typing import Any, NoReturn
 
 from absl import app, flags, logging
 
-from tokenformer_jax.cli import help_text, signatures
+from tokenformer_jax.cli import help_text, hosts_flags, signatures
 from tokenformer_jax.errors import UserError, arg
-from tokenformer_jax.parallel import hosts, messages
+from tokenformer_jax.parallel import exit_status, messages
 
 _HELP = ('--help', '-help', '-h', '--helpshort', '--help=')
 _UNREAD = 141  # a shell's exit status for a command that SIGPIPE ended
@@ -36,16 +39,18 @@ def command(
   signatures.define(function, like, without=without)
 
   @functools.wraps(function)
-  def main(argv: Sequence[str]) -> int | None:
-    return function(*argv[1:], **signatures.given(function, like, without=without))
+  def main(argv: Sequence[str], **given: Any) -> int | None:
+    return function(*argv[1:], **given)
 
-  run(main, positional=signatures.takes_words(function), **options)
+  read = functools.partial(signatures.given, function, like, without=without)
+  run(main, positional=signatures.takes_words(function), read=read, **options)
 
 
 @arg.as_flags()
 def run(
-  main: Callable[[Sequence[str]], int | None],
+  main: Callable[..., int | None],
   *,
+  read: Callable[[], dict[str, Any]] = dict,
   positional: bool = False,
   on_all_hosts: bool = True,
   stops: bool = False,
@@ -58,8 +63,10 @@ def run(
   reported as one of the two.
 
   Args:
-    main: takes the program's name and, if allowed, the positional arguments. It may return an exit
-      status, which this process uses after all processes have finished.
+    main: takes the program's name with, if allowed, the positional arguments, and what `read`
+      returns. It may return an exit status, which this process uses after all processes have
+      finished.
+    read: returns arguments of `main` from the flags; it runs before JAX and other processes.
     positional: whether positional arguments are allowed.
     on_all_hosts: whether the command computes on the devices of all hosts together.
     stops: whether the command saves and exits on SIGTERM (`hosts.StopRequest`).
@@ -68,11 +75,8 @@ def run(
     define: defines the flags of the action that the first word of a command line names, and returns
       its description for `--help`, instead of the docstring of the module of `main`.
   """
-  gc.freeze()  # Scanning the imported modules would take half a second.
-  join = contextlib.nullcontext()
   if on_all_hosts:
-    hosts.define_flags()
-    join = hosts.joined(stops=stops)
+    hosts_flags.define()
 
   def guarded(argv: Sequence[str]) -> int | None:
     if len(argv) > 1 and not positional:
@@ -83,23 +87,31 @@ def run(
     if quiet:
       logging.set_verbosity(logging.WARNING)
       quiet_orbax()
-    with join:
-      if quiet and not hosts.is_first():
+    given = read()
+    with _joined(stops) if on_all_hosts else contextlib.nullcontext():
+      if quiet and not messages.is_first():
         logging.set_verbosity(logging.ERROR)
-      status = _until_unread(main, argv)
+      status = _until_unread(functools.partial(main, **given), argv)
     return status
 
   flags.FLAGS.set_gnu_getopt(True)  # A flag after a word is read.
   try:
     app.run(guarded, flags_parser=_flags_parser(main, more_help, define))
   except KeyboardInterrupt:
-    sys.exit(hosts.INTERRUPTED_STATUS)
+    sys.exit(exit_status.INTERRUPTED_STATUS)
   except Exception as error:
-    reported = hosts.as_reported(error)
+    reported = exit_status.as_reported(error)
     if reported is None:
       raise
     messages.say(f'error: {reported}')
-    sys.exit(hosts.exit_status(reported))
+    sys.exit(exit_status.exit_status(reported))
+
+
+def _joined(stops: bool) -> contextlib.AbstractContextManager[None]:
+  """Return `hosts.joined`, with JAX imported."""
+  from tokenformer_jax.parallel import hosts
+
+  return hosts.joined(stops=stops)
 
 
 @functools.cache

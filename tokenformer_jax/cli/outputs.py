@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.parallel import hosts
+from tokenformer_jax.parallel.messages import is_first
 from tokenformer_jax.storage import paths
 
 PathLike = str | os.PathLike[str]
@@ -24,7 +24,7 @@ def check_folder_of_runs(flag: str, folder: PathLike, *, writes: bool = True) ->
       f'--{flag}={folder} is the work directory of a run, and the runs of this command are below '
       f'--{flag}; name another one'
     )
-  if not writes or paths.in_bucket(folder) or not hosts.is_first():
+  if not writes or paths.in_bucket(folder) or not is_first():
     return
   whole = Path(folder).absolute()
   parent = next(one for one in (whole, *whole.parents) if one.exists())
@@ -47,7 +47,7 @@ def check_file(flag: str, file: PathLike | None, endings: Sequence[str] = ()) ->
     return
   if endings:
     paths.check_ending(os.fspath(file), endings, f'--{flag}')
-  if not hosts.is_first():  # Only the first process writes.
+  if not is_first():  # Only the first process writes.
     return
   path = paths.local(file)
   folder = path.absolute().parent
@@ -67,7 +67,7 @@ def check_file(flag: str, file: PathLike | None, endings: Sequence[str] = ()) ->
 
 def write_file(flag: str, file: PathLike, write: Callable[[Path], Any]) -> None:
   """Let the first process write a file that `check_file` has checked."""
-  if not hosts.is_first():
+  if not is_first():
     return
   try:
     write(Path(file))

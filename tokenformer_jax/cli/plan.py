@@ -17,9 +17,7 @@ the data that the devices exchange. docs/plan.md explains the output.
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
-
-import jax
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.cli import outputs
@@ -27,11 +25,9 @@ from tokenformer_jax.config import Config
 from tokenformer_jax.config.arguments import REPEATED, Count, Path, Text
 from tokenformer_jax.config.section import Bool
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.plan import breakdown as breakdowns
-from tokenformer_jax.plan import chain, estimate, largest_batch, stages, table
-from tokenformer_jax.plan import topology as topologies
-from tokenformer_jax.plan import tune as tuning
-from tokenformer_jax.steps.fit import DoesNotFitError
+
+if TYPE_CHECKING:
+  from tokenformer_jax.plan.topology import Topology
 
 
 def main(
@@ -60,6 +56,12 @@ def main(
       [,top_k=K][,steps=N].
     json: A JSON file to write the figures to.
   """
+  import jax
+
+  from tokenformer_jax.plan import estimate
+  from tokenformer_jax.plan import topology as topologies
+  from tokenformer_jax.steps.fit import DoesNotFitError
+
   kinds = {'breakdown': breakdown, 'tune': tune, 'fit': fit, 'grow': grow}
   asked = [f'--{name}' for name, value in kinds.items() if value]
   if len(asked) > 1:
@@ -85,7 +87,7 @@ def main(
 
 def _plan(
   config: Config,
-  on: topologies.Topology,
+  on: 'Topology',
   grow: Sequence[str],
   *,
   quick: bool,
@@ -94,6 +96,10 @@ def _plan(
   breakdown: bool,
 ) -> tuple[str, Any]:
   """Return the text to print, and the figures for a JSON file."""
+  from tokenformer_jax.plan import breakdown as breakdowns
+  from tokenformer_jax.plan import chain, estimate, largest_batch, stages, table
+  from tokenformer_jax.plan import tune as tuning
+
   if config.data.has_stages:
     staged = stages.plan_stages(config, on, quick=quick)
     return stages.render(staged), staged.to_json()

@@ -7,13 +7,10 @@ from tokenformer_jax.cli import main as cli
 from tokenformer_jax.cli import outputs
 from tokenformer_jax.config.arguments import Path, Text
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.runs import curves
-from tokenformer_jax.storage import paths
+from tokenformer_jax.runs.pictures import XAxis
 
 
-def main(
-  *runs: str, x: curves.XAxis = 'steps', y: Text = 'train/loss', out: Path = 'curves.png'
-) -> None:
+def main(*runs: str, x: XAxis = 'steps', y: Text = 'train/loss', out: Path = 'curves.png') -> None:
   """Draw the curves of runs.
 
   Args:
@@ -22,6 +19,9 @@ def main(
     y: A metric; eval/NAME is drawn beside train/NAME.
     out: The file to write: .png, .pdf or .svg.
   """
+  from tokenformer_jax.runs import curves
+  from tokenformer_jax.storage import paths
+
   if not runs:
     raise UserError(
       'no run is given; name one or more work directories, for example runs/lm_stdlib'

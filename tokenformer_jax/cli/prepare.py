@@ -12,19 +12,16 @@ machines (--beam). docs/data.md says more.
 
 import dataclasses
 import os
-from typing import Literal
-
-import jax
+from typing import TYPE_CHECKING, Literal
 
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.config import Config, TextConfig
 from tokenformer_jax.config.arguments import Count, Path, Text
-from tokenformer_jax.data import beam as beam_lib
-from tokenformer_jax.data import mixture, store
-from tokenformer_jax.data.corpus import SPLITS
-from tokenformer_jax.data.shard_writer import NAMED_BAD
 from tokenformer_jax.errors import UserError, counted
 from tokenformer_jax.parallel.messages import say
+
+if TYPE_CHECKING:
+  from tokenformer_jax.data.store import Store
 
 _NAMED = 10  # documents that were left out, of those that are named
 
@@ -46,6 +43,12 @@ def main(
     beam: Flags of Apache Beam, whose workers tokenize instead: '--runner=DataflowRunner …'.
     bad: A document that cannot be read ends the command or is left out.
   """
+  import jax
+
+  from tokenformer_jax.data import beam as beam_lib
+  from tokenformer_jax.data import mixture, store
+  from tokenformer_jax.data.corpus import SPLITS
+
   jax.config.update('jax_platforms', 'cpu')
   data = text_of(config)
   if beam:
@@ -82,8 +85,10 @@ def run() -> None:
   cli.command(main, on_all_hosts=False)
 
 
-def _report_bad(made: store.Store) -> None:
+def _report_bad(made: 'Store') -> None:
   """Say which documents were left out."""
+  from tokenformer_jax.data.shard_writer import NAMED_BAD
+
   written = made.index.shards
   named = [text for shard in written for text in shard.bad][:_NAMED]
   for text in named:

@@ -11,16 +11,14 @@ usage of parameter tokens and the load of experts.
 Runs are only read, so a run may be in progress. The models are read on the CPU.
 """
 
-import jax
-
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.cli import outputs
 from tokenformer_jax.config.arguments import Natural, Path
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.report import page
+from tokenformer_jax.report import MODELS
 
 
-def main(*runs: str, out: Path = 'report.html', models: Natural = page.MODELS) -> None:
+def main(*runs: str, out: Path = 'report.html', models: Natural = MODELS) -> None:
   """Write a page about runs.
 
   Args:
@@ -28,6 +26,10 @@ def main(*runs: str, out: Path = 'report.html', models: Natural = page.MODELS) -
     out: The file to write: .html.
     models: Look into the models of at most N runs, the last ones; 0: no model is read.
   """
+  import jax
+
+  from tokenformer_jax.report import page
+
   if not runs:
     raise UserError(
       'no run is given; name one or more work directories, for example runs/lm_stdlib'

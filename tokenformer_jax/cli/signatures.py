@@ -53,7 +53,7 @@ def define(
 
   The first argument of a method and those in `without` have none.
   """
-  meanings, hints = _meanings(function), arguments.annotations(function)
+  meanings, hints = _meanings(function), arguments.annotations(function, without)
   own = _parameters(function, without)
   for name, parameter in own.items():
     required = parameter.default is parameter.empty

@@ -19,8 +19,7 @@ from tokenformer_jax.cli import main as cli
 from tokenformer_jax.config import Config
 from tokenformer_jax.config.arguments import FILLED, Path, Positive
 from tokenformer_jax.config.section import Bool, Float
-from tokenformer_jax.laws import grid, grid_runs
-from tokenformer_jax.parallel import hosts, messages
+from tokenformer_jax.parallel import messages
 
 Positives = Annotated[Sequence[Positive], FILLED]
 RatePower = Annotated[Float, Field(ge=-10, le=10)]  # realistic powers lie between −2 and 0
@@ -54,12 +53,14 @@ def main(
     rate_power: The power p in the learning rate of a size, that of the config times factor^p.
     dry_run: List sizes, lengths and FLOPs, and train nothing.
   """
+  from tokenformer_jax.laws import grid, grid_runs
+
   config_flag.check_left_out(_SET)
   outputs.check_folder_of_runs('out', out, writes=not dry_run)
   wanted = grid.Grid(scale, factors, [round(length) for length in lengths], rate_power)
   jobs = grid.jobs(config, wanted, str(out))
   made = grid_runs.finished(jobs, str(out))
-  if hosts.is_first():
+  if messages.is_first():
     print(grid_runs.table(jobs, made), flush=True)
   if dry_run:
     return

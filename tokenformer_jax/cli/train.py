@@ -8,6 +8,7 @@ tokenformer train --workdir=DIR         an earlier run, with its own config
 """
 
 import functools
+import gc
 import os
 import shlex
 import sys
@@ -23,8 +24,6 @@ from tokenformer_jax.config import Config
 from tokenformer_jax.config.arguments import Natural, Path
 from tokenformer_jax.errors import FaultyDeviceError, UserError
 from tokenformer_jax.parallel import messages
-from tokenformer_jax.storage import paths
-from tokenformer_jax.training import loop
 
 _DEFAULT = 'lm_stdlib'
 
@@ -48,6 +47,9 @@ def main(
       (--config.train.check_devices), one a line, for the program that starts the run again
       elsewhere. All hosts must share its disk.
   """
+  from tokenformer_jax.training import loop
+
+  gc.freeze()  # Scanning the imported modules would take half a second.
   if config is None:
     config = config_flag.read(_default_config(workdir))
   outputs.check_file('faulty_hosts', faulty_hosts)
@@ -79,6 +81,8 @@ def run() -> None:
 
 def _default_config(workdir: Path | None) -> str:
   """Return the config of the run in the work directory, if there is one, or the package's first."""
+  from tokenformer_jax.storage import paths
+
   try:
     if workdir and (paths.parse_path(workdir) / 'config.json').exists():
       return f'saved:{os.fspath(workdir)}'

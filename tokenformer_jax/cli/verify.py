@@ -8,15 +8,16 @@ reads all of it. It ends with status 2 if the store is damaged.
 """
 
 import os
+from typing import TYPE_CHECKING
 
 from tokenformer_jax.cli import main as cli
 from tokenformer_jax.cli.prepare import text_of
 from tokenformer_jax.config import Config
 from tokenformer_jax.config.arguments import Path
-from tokenformer_jax.data import mixture, shards
-from tokenformer_jax.data import store as store_lib
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.storage import paths
+
+if TYPE_CHECKING:
+  from tokenformer_jax.storage import paths
 
 
 def main(config: Config | None = None, store: Path | None = None) -> None:
@@ -26,6 +27,9 @@ def main(config: Config | None = None, store: Path | None = None) -> None:
     config: The config whose token store to verify: FILE, FILE:VARIANT or NAME.
     store: The folder of a token store, instead.
   """
+  from tokenformer_jax.data import shards
+  from tokenformer_jax.storage import paths
+
   if config is not None and store is None:
     folders = _folders(config)
   elif store is not None and config is None:
@@ -37,8 +41,11 @@ def main(config: Config | None = None, store: Path | None = None) -> None:
     print(f'{folder}: all {tokens:,} tokens are as they were written')
 
 
-def _folders(config: Config) -> list[paths.Path]:
+def _folders(config: Config) -> 'list[paths.Path]':
   """Return the folder of the config's store, or those of the sources of a mixture."""
+  from tokenformer_jax.data import mixture
+  from tokenformer_jax.data import store as store_lib
+
   data = text_of(config)
   stores = mixture.store_folders(data).values() if data.mixture else [store_lib.store_folder(data)]
   for folder in stores:

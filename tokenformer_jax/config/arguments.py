@@ -13,7 +13,7 @@ import inspect
 import os
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, Field, PlainValidator, TypeAdapter, ValidationError
@@ -96,13 +96,15 @@ def needs_value(other: str, value: object, **given: object) -> None:
       raise UserError(f'{arg[name]} has an effect only with {arg[other]}; leave it out')
 
 
-def annotations(function: Callable[..., Any]) -> dict[str, Any]:
-  """Return the annotations of the arguments that are checked, by name."""
+def annotations(function: Callable[..., Any], without: Collection[str] = ()) -> dict[str, Any]:
+  """Return the annotations of the arguments that are checked, by name, but for some of them."""
   parameters = inspect.signature(function).parameters.values()
   hints = {
     one.name: one.annotation
     for one in parameters
-    if one.kind is not one.VAR_KEYWORD and one.annotation is not one.empty
+    if one.kind is not one.VAR_KEYWORD
+    and one.annotation is not one.empty
+    and one.name not in without
   }
   holder = types.SimpleNamespace(__annotations__=hints)
   names = inspect.unwrap(function).__globals__

@@ -6,12 +6,11 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tokenformer_jax.config import ModelConfig, NoProjectionConfig, with_pattentions
 from tokenformer_jax.config.groups import named_groups
 from tokenformer_jax.config.projections import beside_matrices
-from tokenformer_jax.config.section import Bool
 from tokenformer_jax.convert import (
   families,
   folder_files,
@@ -100,21 +99,12 @@ def way_out(model: ModelConfig, family: str = '') -> str:
 
 
 def to_torch(
-  source: str,
-  target: Path,
-  *,
-  dtype: Literal['float32', 'float16', 'bfloat16'] = 'float32',
-  allow_nonfinite: Bool = False,
+  source: str, target: Path, *, dtype: str = 'float32', allow_nonfinite: bool = False
 ) -> ModelConfig:
   """Write a folder with the tensors of a released checkpoint and the tokenizer; return the model.
 
   It is the exact inverse of `to_jax`: weights that came from `dtype` return to it bit for bit.
-
-  Args:
-    source: The run, DIR or DIR@STEP.
-    target: The new folder.
-    dtype: Of the written tensors.
-    allow_nonfinite: Accept weights that are NaN or infinite.
+  `source` is DIR or DIR@STEP. Nothing of the target remains after an error.
   """
 
   def describe(meta: Meta) -> tuple[Layout, _Texts]:

@@ -4,3 +4,5 @@ jobs.py         the runs of each method as data
 make.py         make a run that is missing: train, shrink, slice, and measure
 result.py       sizes, tokens, FLOPs and losses of a finished family; its JSON file
 """
+
+RATE_POWER = -0.75  # by default, as for a growth: see `grow.plan.rate_factor`

@@ -20,6 +20,7 @@ from tokenformer_jax.config import Config, GrowConfig, ModelConfig, OptimConfig,
 from tokenformer_jax.config import groups as groups_lib
 from tokenformer_jax.config.projections import grown_model
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.family import RATE_POWER
 from tokenformer_jax.grow import plan as growth_plan
 from tokenformer_jax.laws import grid
 from tokenformer_jax.laws.runs import measure_size
@@ -57,7 +58,7 @@ class Family:
   grow_at: Sequence[float] = ()
   share: float = 0.25
   distill_weight: float = 0.25
-  rate_power: float = -0.75  # as for a growth: see `grow.plan.rate_factor`
+  rate_power: float = RATE_POWER
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,10 +10,8 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import jax
-import jax.numpy as jnp
 from pydantic import Field
 
 from tokenformer_jax.config import (
@@ -40,21 +38,13 @@ from tokenformer_jax.config.growth import (
 from tokenformer_jax.config.projections import grown_model, pattentions
 from tokenformer_jax.config.section import Bool, Float, Str
 from tokenformer_jax.errors import UserError, arg
-from tokenformer_jax.grow import groups as groups_lib
-from tokenformer_jax.grow import grow_run, merging, payoff, plan, subsets, verify
-from tokenformer_jax.grow.apply import Steps
-from tokenformer_jax.grow.derivation import Derivation, Made, Parent
-from tokenformer_jax.grow.steps import experts as experts_lib
-from tokenformer_jax.grow.steps import matrices as matrices_lib
-from tokenformer_jax.grow.steps import untie as untie_lib
-from tokenformer_jax.grow.steps.remove import ScaleGroups, TakeGroups
-from tokenformer_jax.grow.steps.untie import What
-from tokenformer_jax.model import models
-from tokenformer_jax.model.params import Params, lookup
 from tokenformer_jax.parallel import messages
-from tokenformer_jax.runs import checkpoint
-from tokenformer_jax.runs.checkpoint_meta import Meta
-from tokenformer_jax.tasks import Batch
+
+if TYPE_CHECKING:
+  from tokenformer_jax.grow.apply import Steps
+  from tokenformer_jax.grow.derivation import Derivation, Made, Parent
+  from tokenformer_jax.model.params import Params
+  from tokenformer_jax.tasks import Batch
 
 Counts = Mapping[str, Count]  # by the name of a projection or layer
 Numbers = Sequence[Count]  # of groups or experts, from 1 on
@@ -123,6 +113,9 @@ def grow(
     UserError: the target exists, a size is not allowed, or a growth that must be exact changes
       the outputs. Nothing is written then.
   """
+  from tokenformer_jax.grow import payoff, plan
+  from tokenformer_jax.grow.steps import experts as experts_lib
+
   keys = {
     'scale': scale,
     'new_keys': new_keys,
@@ -178,6 +171,9 @@ def merge(
     moments: The optimizer's moments.
     step: The number of steps made.
   """
+  from tokenformer_jax.grow import merging, subsets
+  from tokenformer_jax.runs import checkpoint
+
   new = parent.derive(target, growth('zero_keys', scale=scale, moments=moments, step=step))
   origin = checkpoint.open_source(os.fspath(added), check=None)
   after = merging.check(new.source, origin, new.config)
@@ -201,6 +197,9 @@ def extract(parent: Parent, target: Path, groups: Numbers | None = None) -> Made
   Returns:
     This run.
   """
+  from tokenformer_jax.grow import grow_run, subsets
+  from tokenformer_jax.runs.checkpoint_meta import Meta
+
   new = parent.derive(target, GrowConfig())
   meta = new.meta
   numbers = () if groups is None else group_numbers(new.before, groups)
@@ -324,6 +323,8 @@ def scale(parent: Parent, target: Path, groups: Numbers, factor: Float) -> Made:
     groups: The groups, as 2,3, counted from 1.
     factor: The factor of the values.
   """
+  from tokenformer_jax.grow.steps.remove import ScaleGroups
+
   new = parent.derive(target, GrowConfig())
   model = new.before
   numbers = group_numbers(model, groups)
@@ -357,6 +358,8 @@ def as_tokens(parent: Parent, target: Path, matrices: Text | None = None) -> Mad
     target: The new work directory.
     matrices: Names, as qkv,ffn; default: all without biases and gates.
   """
+  from tokenformer_jax.grow.steps import matrices as matrices_lib
+
   new = parent.derive(target, GrowConfig())
   model = new.before
   after = matrices_lib.wanted(model, matrices)
@@ -369,7 +372,7 @@ def as_tokens(parent: Parent, target: Path, matrices: Text | None = None) -> Mad
   return new.write('as_tokens', after, steps)
 
 
-def untie(parent: Parent, target: Path, what: What) -> Made:
+def untie(parent: Parent, target: Path, what: Literal['layers', 'head']) -> Made:
   """Give tied layers, or a head that is the embedding, their own arrays; no output changes.
 
     run.untie('runs/untied', 'layers')
@@ -378,6 +381,9 @@ def untie(parent: Parent, target: Path, what: What) -> Made:
     target: The new work directory.
     what: layers: those of the pattern's ^N; or head.
   """
+  from tokenformer_jax.grow import plan
+  from tokenformer_jax.grow.steps import untie as untie_lib
+
   new = parent.derive(target, GrowConfig())
   after = untie_lib.wanted(new.before, what)
   return new.write('untie', after, plan.check(new.before, after, new.config), exact=True)
@@ -385,6 +391,9 @@ def untie(parent: Parent, target: Path, what: What) -> Made:
 
 def group_table(parent: Parent) -> str:
   """Return a table of the groups of parameter tokens and of where they come from."""
+  from tokenformer_jax.grow import groups as groups_lib
+  from tokenformer_jax.runs import checkpoint
+
   meta = checkpoint.open_source(parent.source).meta
   _check_has_tokens(meta.config.model)
   return groups_lib.render(meta)
@@ -413,6 +422,8 @@ def _with_rate(
 
   `factor` multiplies the rate; 0: by the size.
   """
+  from tokenformer_jax.grow import plan
+
   reason = 'as rate says'
   if not factor:
     factor = plan.rate_factor(before, after)
@@ -428,12 +439,17 @@ def _with_rate(
 
 def _remove_last(new: Derivation) -> Made:
   """Take out what the last growth or merge added."""
+  from tokenformer_jax.grow import plan, subsets
+
   last = subsets.last_addition(new.meta, new.source.directory)
   after = choices.with_records_of(last.model, new.before)  # as they are frozen now
   return new.write('remove', after, plan.plan_removal(last, new.before))
 
 
 def _remove_experts(new: Derivation, experts: Numbers) -> Made:
+  from tokenformer_jax.grow.steps import experts as experts_lib
+  from tokenformer_jax.model.params import lookup
+
   numbers = choices.in_order(experts, arg.experts, 'experts')
   after = experts_lib.without(new.before, numbers, arg.experts)
   kept = functools.partial(lookup, experts_lib.all_but(new.before, numbers))
@@ -443,6 +459,8 @@ def _remove_experts(new: Derivation, experts: Numbers) -> Made:
 
 def _choose(new: Derivation, action: str, choice: Choice, gone: Sequence[int]) -> Made:
   """Write the run with a choice of its groups; `gone` are the numbers of the others."""
+  from tokenformer_jax.grow.steps.remove import TakeGroups
+
   model = new.before
   after = choices.choose(model, choice)
   steps = (TakeGroups(model, after, choice),)
@@ -451,6 +469,8 @@ def _choose(new: Derivation, action: str, choice: Choice, gone: Sequence[int]) -
 
 def _shrink_tokens(new: Derivation, param_tokens: Counts, examples: int) -> Made:
   """Keep the parameter tokens that matter most."""
+  from tokenformer_jax.grow import subsets, verify
+
   model = new.before
   after = grown_model(model, named_counts(model, param_tokens, arg.param_tokens), new.config)
   subsets.check_smaller(model, after)
@@ -466,6 +486,9 @@ def _shrink_tokens(new: Derivation, param_tokens: Counts, examples: int) -> Made
 
 
 def _shrink_experts(new: Derivation, experts: int | Counts, examples: int) -> Made:
+  from tokenformer_jax.grow.steps import experts as experts_lib
+  from tokenformer_jax.model.params import lookup
+
   counts = experts_lib.named_counts(new.before, experts, arg.experts, dense=False)
   after = experts_lib.smaller(new.before, counts, f'{arg.experts}=N')
 
@@ -482,6 +505,13 @@ def _most_used(
   new: Derivation, after: ModelConfig, params: Params, batch: Batch, name: str
 ) -> Params:
   """Return the experts to keep; report how often tokens choose the others."""
+  import jax
+  import jax.numpy as jnp
+
+  from tokenformer_jax.grow import verify
+  from tokenformer_jax.grow.steps import experts as experts_lib
+  from tokenformer_jax.model import models
+
   info = models.define(new.before).info
   task = verify.exact_task(new.meta.config, experts_lib.balanced_by_bias(new.before))
   loads = jax.jit(lambda params, batch: experts_lib.loads(task, params, batch))(params, batch)

@@ -12,3 +12,5 @@ law_figures.py  the figures as pictures
 grid.py         the grid of sizes and lengths that a law needs
 grid_runs.py    make the runs of a grid that are missing, or write them as commands
 """
+
+LARGEST_MIXING = 30.0  # γ; a gap that closes faster is closed

@@ -18,14 +18,13 @@ import numpy as np
 
 from tokenformer_jax.errors import UserError
 from tokenformer_jax.grow import payoff
-from tokenformer_jax.laws import formulas
+from tokenformer_jax.laws import LARGEST_MIXING, formulas
 from tokenformer_jax.laws.formulas import Values
 from tokenformer_jax.laws.points import check_usable
 from tokenformer_jax.laws.runs import FinishedRun
 
-LARGEST = 30.0  # γ; a gap that closes faster is closed
 TYPICAL = payoff.MIXING  # γ, where none is measured
-_GRID = np.linspace(0, LARGEST, 3001)
+_GRID = np.linspace(0, LARGEST_MIXING, 3001)
 
 Leg = tuple[float, float]  # a size, and the tokens trained at it
 Grown = tuple[Leg, Leg, float]  # the leg before a growth, the one after it, and the loss

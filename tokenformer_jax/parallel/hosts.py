@@ -12,7 +12,6 @@ coordinator and not in a collective, because some devices give that up after a w
 """
 
 import contextlib
-import errno
 import os
 import re
 import signal
@@ -30,6 +29,15 @@ from absl import flags
 from jax.experimental import multihost_utils
 
 from tokenformer_jax.errors import FaultyDeviceError, TransientError, UserError
+from tokenformer_jax.parallel.exit_status import (
+  FAULTY_STATUS,
+  INTERRUPTED_STATUS,
+  TRANSIENT_STATUS,
+  Reported,
+  as_reported,
+  exit_status,
+)
+from tokenformer_jax.parallel.messages import is_first
 from tokenformer_jax.storage import retry
 
 _T = TypeVar('_T')
@@ -48,32 +56,8 @@ _LOSS = re.compile(
 _AGAIN = (
   'start the same command on every host again: a training run continues from its last checkpoint'
 )
-TRANSIENT_STATUS = 75  # EX_TEMPFAIL of sysexits.h: start the command again
-FAULTY_STATUS = 76  # start the command again on other hosts
-INTERRUPTED_STATUS = 130  # a shell's status for a command that SIGINT ended
-Reported = UserError | TransientError | FaultyDeviceError
 _WORK_SECONDS = 7 * 24 * 3600  # the longest work for which other processes wait
 _GRACE = 3  # seconds that the coordinator outlives its own error: its end ends all processes
-
-
-def define_flags() -> None:
-  """Define the flags of a command that can run on several hosts."""
-  flags.DEFINE_string(
-    'coordinator', None, 'HOST:PORT of process 0, if JAX does not find the processes by itself.'
-  )
-  flags.DEFINE_integer('num_processes', None, 'The number of processes.', lower_bound=1)
-  flags.DEFINE_integer('process_id', None, 'The number of this process, from 0.', lower_bound=0)
-  flags.DEFINE_integer(
-    'start_timeout', 300, 'Seconds to wait for the other processes at the start.', lower_bound=1
-  )
-  flags.DEFINE_integer(
-    'heartbeat_timeout', 100, 'Seconds of silence until a process counts as lost.', lower_bound=1
-  )
-
-
-def is_first() -> bool:
-  """Return whether this process writes and prints. A lone process initialises no device here."""
-  return not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
 @contextlib.contextmanager
@@ -332,30 +316,6 @@ def _end_alone(whom: str) -> None:
     f'have started; {_EVERY_HOST}'
   )
   os._exit(2)
-
-
-def as_reported(error: BaseException) -> Reported | None:
-  """Return an error as a sentence for the user, or None for a bug, which needs its traceback."""
-  if isinstance(error, Reported):
-    return error
-  if not isinstance(error, Exception):
-    return None
-  if retry.is_transient(error):
-    return TransientError(
-      f'{retry.one_line(error)}; this may pass by itself: run the same command again'
-    )
-  if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-    return UserError(f'{retry.one_line(error)}; give a shorter name')
-  if retry.is_for_user(error):
-    return UserError(f'{retry.one_line(error)}; free space, or check the permissions there')
-  return None
-
-
-def exit_status(error: Reported) -> int:
-  """Return the exit status of a process that ends with this error."""
-  if isinstance(error, FaultyDeviceError):
-    return FAULTY_STATUS
-  return TRANSIENT_STATUS if isinstance(error, TransientError) else 2
 
 
 def _end(error: BaseException) -> None:

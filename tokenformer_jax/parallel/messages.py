@@ -3,12 +3,16 @@
 import sys
 from collections.abc import Container, Sequence
 
-from tokenformer_jax.parallel import hosts
+
+def is_first() -> bool:
+  """Return whether this process writes and prints. A lone process initialises no device here."""
+  jax = sys.modules.get('jax')  # Without it this process has not joined others.
+  return jax is None or not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
 def say(text: str) -> None:
   """Print a line on the standard error of the first process; other processes print nothing."""
-  if hosts.is_first():
+  if is_first():
     print(text, file=sys.stderr, flush=True)
 
 

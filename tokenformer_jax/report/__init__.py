@@ -9,3 +9,5 @@ differences.py  an overview of the runs, and the keys in which their configs dif
 tables.py       numbers and tables as HTML
 page.py         the page; page.js and page.css are inside it
 """
+
+MODELS = 3  # that a report looks into unless more are asked for

@@ -14,7 +14,6 @@ from tokenformer_jax.model import models
 from tokenformer_jax.report import tables
 from tokenformer_jax.report.record import Record
 
-MODELS = 3  # that a report looks into unless more are asked for
 _MOST_PARAMETERS = 10**9  # of a model that is read for a report
 _MEASURED = 8192  # tokens of text to measure usage on
 

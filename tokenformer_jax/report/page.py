@@ -21,13 +21,21 @@ from tokenformer_jax.decoding import trained
 from tokenformer_jax.decoding.trained import Trained
 from tokenformer_jax.errors import UserError, check_installed
 from tokenformer_jax.parallel import messages
-from tokenformer_jax.report import charts, differences, lineage, looks, record, spending, tables
+from tokenformer_jax.report import (
+  MODELS,
+  charts,
+  differences,
+  lineage,
+  looks,
+  record,
+  spending,
+  tables,
+)
 from tokenformer_jax.report.record import Record
 from tokenformer_jax.runs import curves
 from tokenformer_jax.storage import paths
 
 ENDINGS = ('.html', '.htm')
-MODELS = looks.MODELS
 _SAMPLES = 40  # of a run
 _POLICY = (
   "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
   from matplotlib.axes import Axes
   from matplotlib.axis import Axis
   from matplotlib.figure import Figure
-
-XAxis = Literal['steps', 'examples', 'tokens', 'flops']
 
 _UNITS = {
   'loss': 'loss (nats per {one})',

@@ -2,9 +2,11 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from tokenformer_jax.errors import check_installed
+
+XAxis = Literal['steps', 'examples', 'tokens', 'flops']
 
 COLOURS = (
   *('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000'),  # Okabe and Ito

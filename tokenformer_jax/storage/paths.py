@@ -18,8 +18,6 @@ import time
 from collections.abc import Sequence
 from typing import IO, Any
 
-import fsspec
-import fsspec.config as fsspec_config
 from absl import logging
 from etils import epath
 
@@ -48,6 +46,8 @@ def parse_path(path: str | os.PathLike[str]) -> Path:
   if importlib.util.find_spec('gcsfs') is None:
     raise UserError(f'{text} is in a bucket, which needs gcsfs; run pip install -e ".[gcs]"')
   std_logging.getLogger('gcsfs').setLevel(std_logging.CRITICAL)  # gcsfs also raises its errors.
+  import fsspec.config as fsspec_config  # noqa: PLC0415 (only buckets need it)
+
   # A cached listing would hide the writes of other hosts.
   fsspec_config.conf.setdefault('gs', {})['use_listings_cache'] = False
   try:
@@ -285,6 +285,8 @@ def open_to_read(path: str) -> IO[bytes]:
 
 
 def _bucket() -> Any:
+  import fsspec  # noqa: PLC0415
+
   return fsspec.filesystem('gs')
 
 

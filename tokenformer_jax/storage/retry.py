@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, TypeVar
 
-import jax
 from absl import logging
 
 from tokenformer_jax.errors import TransientError, UserError
@@ -156,7 +155,7 @@ def _classify_alone(error: BaseException) -> _Verdict:
     return 'user'
   if isinstance(error, (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)):
     return None
-  if isinstance(error, jax.errors.JaxRuntimeError):
+  if any(base.__name__ == 'JaxRuntimeError' for base in type(error).__mro__):
     return None  # Devices and other processes use the same status names.
   if isinstance(error, OSError) and error.errno in _VERDICT_BY_ERRNO:
     return _VERDICT_BY_ERRNO[error.errno]
