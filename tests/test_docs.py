@@ -54,7 +54,7 @@ def test_a_missing_test_is_found():
   ]
 
 
-GONE_KEYS = {'sparse_tokens', 'background'}  # of `optim`, which `runs/saved_config.py` reads
+GONE_KEYS = {'sparse_tokens', 'background', 'drop_groups'}  # that `runs/saved_config.py` reads
 FILES = ('py', 'js', 'md', 'ipynb', 'json', 'jsonl', 'png', 'svg', 'safetensors')
 
 

@@ -98,7 +98,7 @@ def test_a_plan_can_be_asked_for_again_and_again():
   """The function and the package share a name, which importing a file of the package binds."""
   for _ in range(2):
     with pytest.raises(UserError, match='is not a known chip'):
-      tokenformer_jax.plan('lm_stdlib', 'h100:8')
+      tokenformer_jax.plan('lm_stdlib', 'a100:8')
     assert tokenformer_jax.plan is plan
 
 

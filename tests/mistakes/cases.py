@@ -127,8 +127,8 @@ PLAN = {
   'plan --topology=v5e:4x4': '--config is missing',
   'plan --topology=v5e:4x4 --config.data.batch_size=8': '--config is missing',
   'plan --config={repo}/configs/lm_stdlib.py': '--topology is missing: CHIP:SHAPE, such',
-  'plan --config={repo}/configs/lm_stdlib.py --topology=h100:1': (
-    'known names: tpu7x, v4, v5e, v5p, v6e'
+  'plan --config={repo}/configs/lm_stdlib.py --topology=mi300:1': (
+    'known names: b200, h100, h200, tpu7x, v4, v5e, v5p, v6e'
   ),
   'plan --config={repo}/configs/lm_stdlib.py --topology=v5e:4x4 --tune '
   "--config.data.batch_size_by_step='0:8 9:16'": '--tune plans batches of one size',

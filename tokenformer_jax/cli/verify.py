@@ -45,6 +45,7 @@ def _folders(config: Config) -> 'list[paths.Path]':
   """Return the folder of the config's store, or those of the sources of a mixture."""
   from tokenformer_jax.data import mixture
   from tokenformer_jax.data import store as store_lib
+  from tokenformer_jax.storage import paths
 
   data = text_of(config)
   stores = mixture.store_folders(data).values() if data.mixture else [store_lib.store_folder(data)]

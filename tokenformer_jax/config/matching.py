@@ -32,7 +32,8 @@ def shallow(source: ModelConfig, target: ModelConfig) -> ModelConfig:
     for name, layer in target.variants.items()
     if name in source.variants or name not in used
   }
-  head = {'tied_head': True} if source.tied_head else {}  # `untied` comes later
+  # `untied` comes later. A model of another kind, which has no such key, is refused later.
+  head = {'tied_head': True} if source.tied_head and source.kind == target.kind else {}
   return dataclasses.replace(target, pattern=source.pattern, variants=Layers(kept), **head)
 
 

@@ -27,7 +27,7 @@ from tokenformer_jax.storage import paths
 
 FORMAT = 7  # of a new `config.json` and of the `meta` of a new checkpoint
 # Keys that earlier versions had, with the value that had no effect.
-_GONE = {'optim.sparse_tokens': 0, 'optim.background': ''}
+_GONE = {'optim.sparse_tokens': 0, 'optim.background': '', 'train.drop_groups': 0}
 
 
 class FormatError(UserError):
