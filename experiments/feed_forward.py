@@ -40,10 +40,11 @@ FRACTIONS = {'small': (0.5, 1.0, 0.25), 'large': (0.5, 0.25)}  # of the best rat
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-  """A model: its width in widths of the TokenFormer, changes of its layer, and of its keys."""
+  """A model: its width in widths of the TokenFormer, its layer, its groups, and its keys."""
 
   width: float = 1.0
   layer: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  groups: int = 1  # of the tokens of every Pattention, each with a norm of its own
   keys: float = 1.0  # factor on the initial keys, or kernels that add nothing to the residual
 
 
@@ -69,6 +70,9 @@ ARMS = {
   'Transformer, softmax, τ = 1': Arm(
     1.5, _TRANSFORMER | _scores('softmax', 'ffn') | {'ffn__reference': 1}
   ),
+  'TokenFormer, 2 groups': Arm(groups=2),
+  'TokenFormer, 4 groups': Arm(groups=4),
+  'TokenFormer, 8 groups': Arm(groups=8),
   'TokenFormer, keys × 3': Arm(keys=3.0),
   'TokenFormer, keys / 3': Arm(keys=1 / 3),
 }
@@ -105,6 +109,10 @@ def config(scale: str, name: str, rate: float = 1.0, init: float = 1.0, seed: in
     stds = {'embedding_std': 0.1 * init, 'output_std': init / (8 * width**0.5)}
     values = {'std': 0.1 * init * arm.keys, **stds}
   changes |= {f'model__init__{key}': value for key, value in values.items()}
+  if arm.groups > 1:
+    for part, tokens in (('mixer__qkv', 2 * base), ('mixer__proj', 2 * base), ('ffn', 8 * base)):
+      changes[f'model__layer__{part}__groups'] = f'{tokens // arm.groups}*{arm.groups}'
+    return growth.config(scale, '4x2u', **changes)
   is_mlp = arm.layer.get('ffn__kind') == 'mlp'
   unit = f'model__layer__ffn__{"width" if is_mlp else "tokens"}'
 
