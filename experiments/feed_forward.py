@@ -35,7 +35,8 @@ from tokenformer_jax.runs.pictures import styled
 PREDICTED = Path(__file__).with_name('feed_forward_predicted.json')
 RATE, RATES = 4e-3, (2.0, 1.0, 0.5)  # the rate, and factors of it
 INITS = (0.0, 0.4, 1.0, 2.5)  # factors on the initial values of growth.py; 0: the config's default
-FRACTIONS = {'small': (0.5, 1.0, 0.25), 'large': (0.5, 0.25)}  # of the best rate a scale below
+FRACTIONS = {'small': (0.5, 0.25), 'large': (0.5,)}  # of the best rate a scale below
+CORE = 4  # the first arms have all tries at the first scale, the others the four that were best for these
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Arm:
 
   width: float = 1.0
   layer: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  tokens: float = 2.0  # of each Pattention that is a projection of attention, in widths
   groups: int = 1  # of the tokens of every Pattention, each with a norm of its own
   keys: float = 1.0  # factor on the initial keys, or kernels that add nothing to the residual
 
@@ -70,6 +72,8 @@ ARMS = {
   'Transformer, softmax, τ = 1': Arm(
     1.5, _TRANSFORMER | _scores('softmax', 'ffn') | {'ffn__reference': 1}
   ),
+  'TokenFormer, wide': Arm(1.5, tokens=1.0),
+  'TokenFormer, wide, half the tokens': Arm(1.5, tokens=0.5),
   'TokenFormer, 2 groups': Arm(groups=2),
   'TokenFormer, 4 groups': Arm(groups=4),
   'TokenFormer, 8 groups': Arm(groups=8),
@@ -109,6 +113,9 @@ def config(scale: str, name: str, rate: float = 1.0, init: float = 1.0, seed: in
     stds = {'embedding_std': 0.1 * init, 'output_std': init / (8 * width**0.5)}
     values = {'std': 0.1 * init * arm.keys, **stds}
   changes |= {f'model__init__{key}': value for key, value in values.items()}
+  if 'mixer__qkv__kind' not in arm.layer:
+    tokens = {f'model__layer__{part}__tokens': round(arm.tokens * width) for part in _PROJECTIONS}
+    changes |= tokens
   if arm.groups > 1:
     for part, tokens in (('mixer__qkv', 2 * base), ('mixer__proj', 2 * base), ('ffn', 8 * base)):
       changes[f'model__layer__{part}__groups'] = f'{tokens // arm.groups}*{arm.groups}'
@@ -143,7 +150,10 @@ class Maker:
 
   def arm(self, scale: str, arm: str, seeds: Sequence[int]) -> None:
     """Try the settings of an arm at a scale, and give the best one more seeds."""
-    tries = list(itertools.product(RATES, INITS))
+    is_core = list(ARMS).index(arm) < CORE
+    tries = list(
+      itertools.product(RATES, INITS) if is_core else itertools.product(RATES[:2], INITS[2:])
+    )
     if scale in FRACTIONS:
       below = list(growth.SCALES)[list(growth.SCALES).index(scale) - 1]
       rate, init, _ = best(self.rows, below, arm)
