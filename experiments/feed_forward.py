@@ -36,7 +36,7 @@ PREDICTED = Path(__file__).with_name('feed_forward_predicted.json')
 RATE, RATES = 4e-3, (2.0, 1.0, 0.5)  # the rate, and factors of it
 INITS = (0.0, 0.4, 1.0, 2.5)  # factors on the initial values of growth.py; 0: the config's default
 FRACTIONS = {'small': (0.5, 0.25), 'large': (0.5,)}  # of the best rate a scale below
-CORE = 4  # the first arms have all tries at the first scale, the others the four that were best for these
+CORE = 4  # the first arms have all tries at the first scale; the others the four best of these
 
 
 @dataclasses.dataclass(frozen=True)
