@@ -40,7 +40,6 @@ from tokenformer_jax.training.prepare import PreparedRun, prepare
 CHUNK = 32  # steps of one call; a run begins and ends at a multiple of it
 CURVE = 256  # steps of a point of a curve
 _SAVE_SECONDS = 240  # between the states of a run that goes on
-_EVALUATED = 64  # rows of a batch of an evaluation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Ended:
   """What a run has measured, in bits a byte, and seconds of the processor for a step.
 
   Attributes:
-    loss: on all held-out text; NaN for a run that decays no rate.
+    loss: on held-out text; NaN for a run that decays no rate.
     curve: the mean training loss of `CURVE` steps, by the last one of them.
     step_seconds: of this process alone; other work on the machine makes it longer.
   """
@@ -74,12 +73,13 @@ class Programs:
   Args:
     config: any config of the complete model and the text; rate, seed and steps have no meaning.
     before: the model before the last growth, or None.
+    rows: of a batch of an evaluation.
   """
 
-  def __init__(self, config: Config, before: ModelConfig | None):
+  def __init__(self, config: Config, before: ModelConfig | None, rows: int):
     self.config, self.before, self.run = config, before, _prepared(config, 0)
     self._runs = functools.cache(lambda seed: _prepared(self.config, seed))
-    self._eval = _prepared(self.config, 0, _EVALUATED)
+    self._eval = _prepared(self.config, 0, rows)
     self._eval_step = step.make_eval_step(self._eval.task, self._eval.mesh)
 
   @functools.cached_property
@@ -122,8 +122,8 @@ class Programs:
     one_by_one.close()
 
   def bits(self, state: Any) -> float:
-    """Return the loss on all held-out text, in bits a byte."""
-    task, rows = self._eval.task, list(range(_EVALUATED))
+    """Return the loss on the held-out text of `train.eval_batches`, in bits a byte."""
+    task, rows = self._eval.task, list(range(self._eval.config.data.batch_size))
     params = {'': state['params']}
     return validation.figures(task, self._eval_step, params, rows, self._eval.mesh)['bits_per_byte']
 
@@ -147,9 +147,9 @@ def _prepared(config: Config, seed: int, rows: int = 0) -> PreparedRun:
 class Runs:
   """Runs in a folder: made once, and continued where a killed process left them."""
 
-  def __init__(self, out: Path):
-    """Keep runs below `out`, and compiled programs there as well."""
-    self.out = out
+  def __init__(self, out: Path, rows: int = 64):
+    """Keep runs below `out`; a batch of an evaluation has so many rows."""
+    self.out, self.rows = out, rows
     self._programs: dict[str, Programs] = {}
 
   def train(
@@ -219,7 +219,7 @@ class Runs:
     before = grown and grown.config.model
     key = repr((config.model, config.data, optimizer, config.grow, before))
     if key not in self._programs:
-      self._programs[key] = Programs(config, before)
+      self._programs[key] = Programs(config, before, self.rows)
     return self._programs[key]
 
   def _begin(

@@ -199,10 +199,7 @@ def make_method(maker: Maker, name: str) -> Iterator[Size]:
   tokens = maker.scale.steps(MAIN) * growth.TOKENS
   for rate, seed in itertools.product(maker.rates, maker.seeds):
     changes = {'optim__learning_rate': maker.scale.rate * rate, 'train__seed': seed}
-    changes |= {
-      'optim__schedule': {'kind': 'wsd', 'final_fraction': 0.0},
-      'train__eval_batches': 64,
-    }
+    changes['optim__schedule'] = {'kind': 'wsd', 'final_fraction': 0.0}
     base = growth.config(maker.name, BY_TOKENS[0], train__sample_tokens=0, **changes)
     path = maker.branches.out / maker.name / 'families' / name / f'{rate:g}_{seed}'
     folder = str(path.absolute())

@@ -39,8 +39,9 @@ MAIN = 20  # tokens a parameter, at which arms are compared
 DECAY, TOKENS = 0.2, 512  # the decay as a share of the length; the tokens of a step
 RATES, SEEDS = (1.0, 0.5, 0.25), (0, 1, 2)  # rates are factors of that of the scale
 POINTS, EARLY = (0.25, 0.5, 0.75), (0.025, 0.05, 0.1)  # shares of the tokens before growth
-# Layers × groups of as many tokens as the width. With `u` all tokens are one group; with `t` it is
-# a Transformer whose matrices have so many times as many parameters.
+# Layers × groups of as many tokens as the width. With `u` all tokens are one group; with `^` the
+# layers are tied; with `h` the head is not the embedding; with `t` it is a Transformer whose
+# matrices have so many times as many parameters.
 SMALL, LARGE = '2x1', '4x2'
 
 
@@ -70,10 +71,14 @@ SCALES = {
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-  """A way to grow: the shapes on the way at equal parts of the point, and changes of `grow`."""
+  """A way to grow: the shapes on the way, changes of `grow`, and the parts of the point.
+
+  A shape begins at its part of the point, the last one at the point; (): at equal parts.
+  """
 
   shapes: tuple[str, ...] = (SMALL, LARGE)
   grow: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  parts: tuple[float, ...] = ()
 
   @property
   def small(self) -> str:
@@ -91,6 +96,12 @@ ARMS = {
   'duplicate': Arm((SMALL, '2x4u'), {'method__kind': 'duplicate'}),
   'as released': Arm((SMALL, '2x4u'), {'method__kind': 'random', 'moments': 'drop'}),
   'copied layers alone': Arm((SMALL, '8x1')),
+  'one layer': Arm(('1x2', LARGE), {'place': 'whole_copies'}),
+  'tokens alone': Arm(('4x1', LARGE)),
+  'tokens alone, moments dropped': Arm(('4x1', LARGE), {'moments': 'drop'}),
+  'gradual stacking': Arm(('1x2', '2x2', '3x2', LARGE), {'place': 'whole_copies'}),
+  'tied layers': Arm(('4x2^', LARGE)),
+  'default, then the head untied': Arm((SMALL, LARGE, f'{LARGE}h'), parts=(0.75, 1.0)),
   'Transformer, copied layers': Arm(('t2x1', 't8x1')),
   'Transformer, net2net': Arm(('t2x1', 't2x4'), {'method__kind': 'net2net', 'method__noise': 0.01}),
   'Transformer, hypercloning': Arm(
@@ -120,8 +131,9 @@ def config(scale_name: str, shape: str, **changes: Any) -> Config:
   """Return the config of a shape; two underscores in the name of a change stand for a dot."""
   scale, c = SCALES[scale_name], config_lib.defaults()
   layer, mixer = c.model.layer, c.model.layer.mixer
-  layers, groups = map(int, shape.strip('tu').split('x'))
-  c.model.pattern = f'layer*{layers}'
+  layers, groups = map(int, shape.strip('tu^h').split('x'))
+  c.model.pattern = f'layer{"^" if "^" in shape else "*"}{layers}'
+  c.model.tied_head = not shape.endswith('h')
   if shape.startswith('t'):
     c.model.width, mixer.heads = round(scale.dense_width * groups**0.5), scale.dense_heads
     mixer.heads = round(scale.dense_heads * groups**0.5)
@@ -138,7 +150,7 @@ def config(scale_name: str, shape: str, **changes: Any) -> Config:
   mixer.positions.fraction = 1.0
   c.data.update(source='stdlib', tokenizer='bytes', sequence_length=64, batch_size=8)
   c.optim.update(warmup_steps=50, new_token_warmup=100)
-  c.train.update(eval_batches=8, loss_chunk=64, trackers=())  # 8 of the rows of an evaluation
+  c.train.update(eval_batches=64, loss_chunk=64, trackers=())
   dotted = {name.replace('__', '.'): value for name, value in changes.items()}
   return config_lib.resolve(c, config_lib.from_dotted(dotted))
 
@@ -222,7 +234,8 @@ class Maker:
 def shares(point: float, arm: Arm) -> list[float]:
   """Return the shares of the tokens at which the shapes of an arm begin."""
   growths = len(arm.shapes) - 1
-  return [point * number / growths for number in range(growths + 1)]
+  parts = arm.parts or [number / growths for number in range(1, growths + 1)]
+  return [0.0, *(point * part for part in parts)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -421,7 +434,7 @@ def makers(args: argparse.Namespace) -> Iterator[Maker]:
   trials.keep_programs(args.out)
   rates, seeds = tuple(map(float, args.rates.split(','))), tuple(map(int, args.seeds.split(',')))
   for name in args.scales.split(','):
-    yield Maker(Branches(args.out), name, rates, seeds)
+    yield Maker(Branches(args.out, rows=8), name, rates, seeds)
 
 
 def main() -> None:
@@ -432,12 +445,14 @@ def main() -> None:
   parser.add_argument('--picture', type=Path)
   args = parser.parse_args()
   rows = trials.read(args.csv, Row) if args.csv and args.csv.exists() else []
+  stored = {(row.scale, row.arm) for row in rows}
   if args.out:
     arms, points = args.arms.split(';'), list(map(float, args.points.split(',')))
     for maker in makers(args):
       for arm in arms:
         for shape in dict.fromkeys((ARMS[arm].small, ARMS[arm].shapes[-1])):
-          rows += maker.scratch(shape, maker.scale.lengths)
+          if (maker.name, shape) not in stored:
+            rows += maker.scratch(shape, maker.scale.lengths)
         rows += maker.grown(arm, points)
     rows = list(dict.fromkeys(rows))
     if args.csv:
