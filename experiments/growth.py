@@ -85,9 +85,25 @@ class Arm:
     """The small model that η and the controls compare with."""
     return 't2x1' if self.shapes[-1].startswith('t') else SMALL
 
+  @property
+  def large(self) -> str:
+    """The large model from scratch, whose head is the embedding."""
+    return self.shapes[-1].rstrip('h')
 
+
+AGAIN = 'default, by the driver of the recipes'
+RECIPES = {  # of others, and the default beside them
+  AGAIN: Arm(),
+  'one layer': Arm(('1x2', LARGE), {'place': 'whole_copies'}),
+  'default, then the head untied': Arm((SMALL, LARGE, f'{LARGE}h'), parts=(0.75, 1.0)),
+  'tied layers': Arm(('4x2^', LARGE)),
+  'gradual stacking': Arm(('1x2', '2x2', '3x2', LARGE), {'place': 'whole_copies'}),
+  'tokens alone': Arm(('4x1', LARGE)),
+  'tokens alone, moments dropped': Arm(('4x1', LARGE), {'moments': 'drop'}),
+}
 ARMS = {
   'default': Arm(),
+  **RECIPES,
   'from one layer of half the tokens (r = 8)': Arm(('1x1', LARGE)),
   'two growths': Arm((SMALL, '2x2', LARGE)),
   'keys copied': Arm(grow={'method__new_keys': 'copies'}),
@@ -96,12 +112,6 @@ ARMS = {
   'duplicate': Arm((SMALL, '2x4u'), {'method__kind': 'duplicate'}),
   'as released': Arm((SMALL, '2x4u'), {'method__kind': 'random', 'moments': 'drop'}),
   'copied layers alone': Arm((SMALL, '8x1')),
-  'one layer': Arm(('1x2', LARGE), {'place': 'whole_copies'}),
-  'tokens alone': Arm(('4x1', LARGE)),
-  'tokens alone, moments dropped': Arm(('4x1', LARGE), {'moments': 'drop'}),
-  'gradual stacking': Arm(('1x2', '2x2', '3x2', LARGE), {'place': 'whole_copies'}),
-  'tied layers': Arm(('4x2^', LARGE)),
-  'default, then the head untied': Arm((SMALL, LARGE, f'{LARGE}h'), parts=(0.75, 1.0)),
   'Transformer, copied layers': Arm(('t2x1', 't8x1')),
   'Transformer, net2net': Arm(('t2x1', 't2x4'), {'method__kind': 'net2net', 'method__noise': 0.01}),
   'Transformer, hypercloning': Arm(
@@ -321,7 +331,7 @@ def with_interval(figures: Callable[[Sequence[int]], Sequence[float]], seeds: Se
 
 def grown(runs: Runs, arm: str, point: float) -> Any:
   """Return η and the saving of an arm, each with its interval; None if runs are missing."""
-  losses, (small, large) = runs.best(arm, MAIN, point)[1], (ARMS[arm].small, ARMS[arm].shapes[-1])
+  losses, (small, large) = runs.best(arm, MAIN, point)[1], (ARMS[arm].small, ARMS[arm].large)
   apart = [runs.best(shape, MAIN)[1] for shape in (small, large)]
   seeds = sorted(losses.keys() & apart[0].keys() & apart[1].keys())
   if not seeds or len(runs.lengths(large)) < 2:
@@ -343,7 +353,7 @@ def ahead_of_small(runs: Runs, arm: str, point: float) -> list[float]:
   """
   losses, small = runs.best(arm, MAIN, point)[1], ARMS[arm].small
   seeds = sorted(losses.keys() & runs.best(small, MAIN)[1].keys())
-  equal = runs.cost(arm, point) * runs.flops(ARMS[arm].shapes[-1]) / runs.flops(small)
+  equal = runs.cost(arm, point) * runs.flops(ARMS[arm].large) / runs.flops(small)
   if not seeds or len(runs.lengths(small)) < 2 or equal > 1.5 * runs.lengths(small)[-1]:
     return []
   return [loss_at(*runs.frontier([seed], small), equal) - losses[seed] for seed in seeds]
@@ -367,7 +377,7 @@ def report(all_runs: Sequence[Runs]) -> None:
   trials.table(rows)
   rows = [['', 'grown at', 'rate', 'bits a byte', 'η', 'saves', 'ahead of the small model']]
   rows[0].append('less than the default')
-  for runs, arm in itertools.product(all_runs, ARMS):
+  for runs, arm in itertools.product(all_runs, [arm for arm in ARMS if arm not in RECIPES]):
     for point in runs.points(arm):
       rate, losses = runs.best(arm, MAIN, point)
       default = runs.best('default', MAIN, point)[1]
@@ -381,6 +391,27 @@ def report(all_runs: Sequence[Runs]) -> None:
       shown += [trials.spread(ahead), trials.spread(less) if arm != 'default' else '']
       rows.append([*line, *shown])
   trials.table(rows)
+
+
+def report_recipes(runs: Runs) -> None:
+  """Print what recipes reach and save, and the differences from the default, paired by seed."""
+  rows = [['', 'grown at', 'FLOPs', 'rates of the first seed', 'bits a byte']]
+  rows[0] += ['more than the default', 'saves', 'more than the default, in %']
+  default: tuple[Losses, Losses] | None = None
+  for arm in RECIPES:
+    for point in runs.points(arm):
+      losses, cost = runs.best(arm, MAIN, point)[1], runs.cost(arm, point)
+      frontier = runs.frontier(sorted(losses))
+      saved = {seed: 100 * (1 - cost / equal_length(*frontier, x)) for seed, x in losses.items()}
+      default = default or (losses, saved)
+      by_rate = runs.by_rate(arm, MAIN, point)
+      tried = (f'×{rate:g} {by_rate[rate][min(losses)]:.3f}' for rate in sorted(by_rate))
+      rows.append([f'{runs.scale}, {arm}', f'{point:.3g}', f'{cost / MAIN:.2f}', ', '.join(tried)])
+      for mine, other, digits in ((losses, default[0], 3), (saved, default[1], 0)):
+        paired = [mine[seed] - other[seed] for seed in sorted(mine.keys() & other.keys())]
+        rows[-1] += [trials.spread(mine.values(), digits), trials.spread(paired, digits)]
+  if default:
+    trials.table(rows)
 
 
 @styled()
@@ -450,7 +481,7 @@ def main() -> None:
     arms, points = args.arms.split(';'), list(map(float, args.points.split(',')))
     for maker in makers(args):
       for arm in arms:
-        for shape in dict.fromkeys((ARMS[arm].small, ARMS[arm].shapes[-1])):
+        for shape in dict.fromkeys((ARMS[arm].small, ARMS[arm].large)):
           if (maker.name, shape) not in stored:
             rows += maker.scratch(shape, maker.scale.lengths)
         rows += maker.grown(arm, points)
@@ -458,6 +489,8 @@ def main() -> None:
     if args.csv:
       trials.write(rows, args.csv)
   report(runs_by_scale(rows))
+  for runs in runs_by_scale(rows):
+    report_recipes(runs)
   if args.picture:
     draw(runs_by_scale(rows), args.picture)
 
