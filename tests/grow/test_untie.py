@@ -11,6 +11,7 @@ from grow_commands import read as read_state
 from growing import (
   DOUBLE,
   STEP,
+  UPDATES,
   difference,
   grow,
   inexact,
@@ -18,7 +19,6 @@ from growing import (
   loss_and_gradient,
   optimizer,
   params_of,
-  remove,
   state_of,
   trained,
 )
@@ -28,13 +28,14 @@ from tiny import tiny_model, two_kinds
 from tiny_run import write_corpus
 
 import tokenformer_jax
-from tokenformer_jax.config import OPTIMIZERS, GrowConfig, growth, matching
+from tokenformer_jax.config import OPTIMIZERS, Config, GrowConfig, growth, matching
 from tokenformer_jax.config.projections import grown_model
 from tokenformer_jax.errors import UserError
-from tokenformer_jax.grow import diff_table, plan
+from tokenformer_jax.grow import diff_table, plan, subsets
 from tokenformer_jax.grow.steps import untie
 from tokenformer_jax.model import flops
 from tokenformer_jax.model.lm import define_lm, unstack
+from tokenformer_jax.runs.checkpoint_meta import Ancestor, Meta
 from tokenformer_jax.steps import statistics
 
 SLOW = pytest.mark.slow  # because of what is compiled
@@ -95,9 +96,24 @@ def test_an_own_head_is_the_embedding_and_both_have_half_of_its_mean():
   assert_same(now.mu['blocks'], was.mu['blocks'], 'means of layers')
 
 
-def test_untying_cannot_be_taken_back():
-  with pytest.raises(UserError, match='gave tied layers, or the head, arrays of their own'):
-    remove(state_of(OWN), OWN, TIED)
+_BORN = Ancestor('untie', '/runs/tied', STEP, TIED, KEEP, UPDATES)
+
+
+@pytest.mark.parametrize('target', [OWN, dataclasses.replace(TIED, tied_head=False)])
+@pytest.mark.parametrize('earlier', [(), (dataclasses.replace(_BORN, action='grow'),)])
+def test_removing_names_the_run_before_an_untying(tmp_path, target, earlier):
+  meta = Meta(STEP, Config(model=target), {}, (*earlier, _BORN), updates=UPDATES)
+  with pytest.raises(UserError, match=f'untie, .*, added nothing .* go on from /runs/tied@{STEP}'):
+    subsets.last_addition(meta, tmp_path)
+
+
+@pytest.mark.parametrize('target', [OWN, dataclasses.replace(TIED, tied_head=False)])
+def test_removing_names_the_run_before_a_growth_that_unties(tmp_path, target):
+  born = dataclasses.replace(_BORN, action='grow')
+  meta = Meta(STEP, Config(model=target), {}, (born,), updates=UPDATES)
+  last = subsets.last_addition(meta, tmp_path)
+  with pytest.raises(UserError, match=f'moves apart; go on from /runs/tied@{STEP}'):
+    plan.plan_removal(last, target)
 
 
 @pytest.mark.parametrize(

@@ -248,7 +248,7 @@ def plan_removal(last: Ancestor, model: ModelConfig) -> Steps:
   for step in reversed(plan_growth(last.model, model, last.grow)):
     inverse = step.inverse()
     if inverse is None:
-      raise UserError(step.permanent)
+      raise UserError(f'{step.permanent}; go on from {last.source}@{last.step}')
     inverses.append(inverse)
   return tuple(inverses)
 

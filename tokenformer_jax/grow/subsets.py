@@ -36,6 +36,13 @@ def last_addition(meta: Meta, directory: paths.Path) -> Ancestor:
   last, later = checkpoint_meta.last_addition(meta.lineage)
   if last is not None and not later and _adds(last, meta.config.model):
     return last
+  if later and later[-1].action == 'untie':
+    run = later[-1]
+    raise UserError(
+      f'untie, the last action on {directory}, added nothing that could be taken out: tied layers, '
+      'or the head, got copies, which training moves apart. To have them tied again, go on from '
+      f'{run.source}@{run.step}'
+    )
   several = most_groups(meta.config.model) > 1
   advice = f'; {arg.groups}=N,… names groups of its tokens' if several else ''
   raise UserError(
@@ -51,6 +58,7 @@ def _adds(last: Ancestor, after: ModelConfig) -> bool:
   same_layers = matching.shallow(before, after)
   return (
     before.repeats != after.repeats
+    or before.tied_head != after.tied_head
     or experts.narrow(before, same_layers) != same_layers
     or token_counts(before) != token_counts(same_layers)
   )
