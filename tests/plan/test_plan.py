@@ -13,6 +13,7 @@ from tokenformer_jax import config as config_lib
 from tokenformer_jax.config import groups_as_text, growth, pattentions, token_counts
 from tokenformer_jax.data import images
 from tokenformer_jax.errors import UserError
+from tokenformer_jax.model import flops
 from tokenformer_jax.parallel import sharding
 from tokenformer_jax.plan import (
   chain,
@@ -212,6 +213,17 @@ def test_a_stage_has_the_groups_that_its_growth_makes():
   grown = chain.stage(chain.stage(config, 'qkv=64,ffn=128'), 'ffn=160')
   groups = [groups_as_text(one.groups) for one in pattentions(grown.model).values()]
   assert groups == ['32:32*2', '32:32', '64:64*2 32:32']
+
+
+def test_tied_layers_are_planned_with_one_set_of_arrays_and_untied_by_a_stage():
+  tied = _config(model__pattern='layer layer^2')
+  own = chain.stage(tied, 'pattern=layer*3')
+  two, three = (_config(model__pattern=f'layer*{count}') for count in (2, 3))
+  for config, counted in ((tied, two), (own, three)):
+    assert _plan_of(config).parameters == _plan_of(counted).parameters
+    assert flops.step_flops(program.make_step(config).config) == flops.step_flops(
+      program.make_step(three).config
+    )
 
 
 @pytest.mark.parametrize(
