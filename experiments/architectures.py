@@ -1,4 +1,4 @@
-r"""Compare architectures in small: blocks, windows, linear attention, gated units; their growth.
+r"""Compare architectures in small: blocks, windows, linear attention, gated units.
 
   python experiments/architectures.py --out=runs/arch                everything; goes on where it
                                                                      stopped
@@ -16,13 +16,9 @@ Parts:
   length  models trained on texts of LENGTH tokens, on texts up to 8 times as long (HWFA,
           kexue.fm/archives/9603)
   pairs   even pairs, on longer strings than in training: see even_pairs.py
-  growth  architectures of parameter tokens, grown to twice their tokens by zero_keys
 
-Three more parts run only if `--parts` names them:
-
-  learned  the blocks with learned positions, as in the paper; `blocks` has rotary ones
-  rates    the blocks at a third and at three times their learning rate
-  depth    a few of the blocks with 48 layers
+Commit 073fc943 has four more parts, whose figures are in that page: other rates, learned positions,
+48 layers, and growth.
 
 Runs on text call `tokenformer_jax.train` with a config. `--scale` multiplies the steps of all runs;
 `--width` is that of the models of text.
@@ -43,7 +39,6 @@ import length_tests
 import numpy as np
 import trials
 
-import tokenformer_jax
 from tokenformer_jax import config as config_lib
 from tokenformer_jax import tasks
 from tokenformer_jax.config import Config
@@ -57,12 +52,10 @@ NATS = 0.6931471805599453  # of a bit; a token is a byte
 LEARNED = 0.1  # loss of the answer, in nats, below which a model knows even pairs
 
 SIMPLIFIED = runpy.run_path(str(Path(__file__).parents[1] / 'configs/lm_simplified.py'))
-PARTS = ('blocks', 'speed', 'length', 'pairs', 'growth', 'learned', 'rates', 'depth')
-LAYERS, DEEP_LAYERS = 12, 48
-BLOCK_STEPS, MODEL_STEPS, GROWTH_STEPS = 400, 600, 150
+PARTS = ('blocks', 'speed', 'length', 'pairs')
+LAYERS, BLOCK_STEPS, MODEL_STEPS = 12, 400, 600
 # Three times the paper's rates, 1e-3 and 3e-4 for v_skipinit: models are narrow and runs short.
 RATE, SKIPINIT_RATE = 3e-3, 1e-3
-RATE_FACTORS = (1 / 3, 3)  # of the part `rates`
 REMATS = ('auto', 'dots')  # values of train.remat, in the part `speed`
 CLIPS = (16, 32)  # of distances, in tests of ReRoPE
 HEAD_WIDTH, LENGTH, WINDOW = 16, 64, 10  # windows reach 9 · 5 + 1 = 46 of 0.75 · 64 positions
@@ -79,7 +72,6 @@ BLOCKS = {
   'sas, tokens': ('sas', True),
   'sas_p, tokens': ('sas_p', True),
 }
-DEEP = ('pre_ln', 'sas', 'sas_p', 'v_skipinit')
 LOCAL = {'mixer': {'window': WINDOW}}
 FREE = {'mixer': {'positions': {'kind': 'none'}, 'length_scale': {'kind': 'position'}}}
 SOFTMAX = {'positions': {'fraction': 1.0}}
@@ -96,7 +88,6 @@ MODELS = {
   'GAU, HWFA': ('local*11 full', UNIT, {'local': {'mixer': {'window': 5}}, 'full': FREE}),
 }
 SPEED_ROUNDS, SPEED_STEPS = 5, 8
-GROWN = ('sas_p, tokens', 'HWFA', 'GAU', 'linear')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,34 +102,26 @@ class Plan:
     """Return the number of steps for a number at scale 1."""
     return max(1, round(count * self.scale))
 
-  def block(
-    self, name: str, seed: int, rate: float = RATE, layers: int = LAYERS, *, learned: bool = False
-  ) -> Config:
+  def block(self, name: str, seed: int) -> Config:
     """Return the config of a run of the part `blocks`."""
     block, with_tokens = BLOCKS[name]
     values = config_lib.defaults()
     values.model.width = self.width
     values.model.layer.mixer.heads = self.width // HEAD_WIDTH
     values.model.init.std = 0.02 * (768 / self.width) ** 0.5  # 0.02 at the paper's width
-    hidden = (4 if layers == LAYERS else 2) * self.width  # half in the paper's depth study
-    SIMPLIFIED['set_blocks'](values, layers, hidden, block, with_tokens)
-    if learned:
-      values.model.position_embedding = 'learned'
-    else:
-      values.model.layer.mixer.positions = {'kind': 'rotary', 'fraction': 1.0}
+    SIMPLIFIED['set_blocks'](values, LAYERS, 4 * self.width, block, with_tokens)
+    values.model.layer.mixer.positions = {'kind': 'rotary', 'fraction': 1.0}
+    rate = SKIPINIT_RATE if name == 'v_skipinit' else RATE
     return self.on_text(values, seed, self.steps(BLOCK_STEPS), rate)
 
-  def model(self, name: str, seed: int, rate: float, *, with_tokens: bool = False) -> Config:
-    """Return the config of a run of the part `length`, or with parameter tokens of `growth`."""
+  def model(self, name: str, seed: int) -> Config:
+    """Return the config of a run of the part `length`."""
     pattern, mixer, variants = MODELS[name]
     values = config_lib.defaults()
     model, width = values.model, self.width
     layer, projection = model.layer, {'kind': 'dense'}
     model.width, model.pattern, model.init.std = width, pattern, 0.1
     layer.ffn = {'kind': 'mlp'}
-    if with_tokens:
-      projection = {'kind': 'pattention', 'tokens': width}
-      layer.ffn = {'kind': 'pattention', 'tokens': 4 * width}
     places = ('uvq', 'out') if mixer is UNIT else ('qkv', 'proj')
     layer.mixer = {
       **(mixer or {'positions': {'fraction': 1.0}}),
@@ -150,7 +133,7 @@ class Plan:
       layer.mixer.heads = width // HEAD_WIDTH
     for variant, changes in variants.items():
       model.variants[variant] = changes
-    return self.on_text(values, seed, self.steps(MODEL_STEPS), rate)
+    return self.on_text(values, seed, self.steps(MODEL_STEPS), RATE)
 
   def on_text(self, values: Any, seed: int, steps: int, rate: float) -> Config:
     """Return a config for the text of the Python standard library."""
@@ -171,21 +154,10 @@ class Plan:
     )
     return config_lib.resolve(values)
 
-  def blocks(self, seed: int, part: str) -> None:
-    """Train the blocks of a part: all, a few with many layers, or all at other rates."""
-    for name in DEEP if part == 'depth' else BLOCKS:
-      if part == 'rates':
-        for factor in RATE_FACTORS:
-          self.train_block(name, seed, f'rates/{factor:.2g}', factor)
-      else:
-        self.train_block(name, seed, part)
-
-  def train_block(self, name: str, seed: int, part: str = 'blocks', factor: float = 1.0) -> Path:
-    """Return the run of a block, at its rate times a factor."""
-    rate = factor * (SKIPINIT_RATE if name == 'v_skipinit' else RATE)
-    layers = DEEP_LAYERS if part == 'depth' else LAYERS
-    config = self.block(name, seed, rate, layers, learned=part == 'learned')
-    return trials.once(self.out, f'{part}/{name}/{seed}', config)
+  def blocks(self, seed: int) -> None:
+    """Train all blocks."""
+    for name in BLOCKS:
+      trials.once(self.out, f'blocks/{name}/{seed}', self.block(name, seed))
 
 
 def speed(plan: Plan, seed: int) -> None:
@@ -203,7 +175,7 @@ def speed(plan: Plan, seed: int) -> None:
 def length(plan: Plan, seed: int) -> None:
   """Train each model, and measure it on longer texts."""
   for name in MODELS:
-    run = trials.once(plan.out, f'length/{name}/{seed}', plan.model(name, seed, RATE))
+    run = trials.once(plan.out, f'length/{name}/{seed}', plan.model(name, seed))
     clips = {f', ReRoPE {clip}': clip for clip in CLIPS} if name == 'full RoPE' else {}
     for added, clip in {'': 0, **clips}.items():
       if not (file := run / f'lengths{added}.json').exists():
@@ -217,37 +189,6 @@ def pairs(plan: Plan, seed: int) -> None:
     if not file.exists():
       print(f'== pairs/{name}/{seed}', flush=True)
       write(file, even_pairs.train_and_test(name, seed, plan.steps(even_pairs.STEPS)))
-
-
-def growth(plan: Plan, seed: int) -> None:
-  """Grow one architecture of each kind, and train it on beside one that did not grow."""
-  for name in GROWN:
-    if name in BLOCKS:
-      base, config = plan.train_block(name, seed), plan.block(name, seed)
-    else:
-      config = plan.model(name, seed, RATE, with_tokens=True)
-      base = trials.once(plan.out, f'growth/{name}/base/{seed}', config)
-    counts = {k: 2 * count for k, count in config_lib.token_counts(config.model).items()}
-    workdir = plan.out / f'growth/{name}/exact/{seed}'
-    if not (file := workdir.with_suffix('.json')).exists():
-      before = tokenformer_jax.load(base)
-      after = before.grow(workdir, counts, method='zero_keys')
-      rows, _ = before.held_out(16)
-      logits = [run.logits(rows, exact=True) for run in (before, after)]
-      largest = float(abs(logits[0] - logits[1]).max())
-      write(file, {'difference': largest, 'logit': float(abs(logits[0]).max())})
-    trained = plan.steps(BLOCK_STEPS if name in BLOCKS else MODEL_STEPS)
-    steps = trained + plan.steps(GROWTH_STEPS)
-    for arm, tokens in (('not grown', {}), ('grown', counts)):
-      continued = dataclasses.replace(
-        config,
-        model=config_lib.with_token_counts(config.model, tokens),
-        init_from=str(base),
-        grow=config_lib.growth('zero_keys'),
-        train=dataclasses.replace(config.train, steps=steps, eval_every=20),
-        optim=dataclasses.replace(config.optim, warmup_steps=10),
-      )
-      trials.once(plan.out, f'growth/{name}/{arm}/{seed}', continued)
 
 
 def write(file: Path, content: Any) -> None:
@@ -325,14 +266,14 @@ def mean(curves: Sequence[Curve]) -> Curve:
 
 
 @styled()
-def report_blocks(out: Path, pictures: Path, part: str = 'blocks') -> None:
+def report_blocks(out: Path, pictures: Path) -> None:
   """Report the loss of each block by steps and by time."""
   times = json.loads(file.read_text()) if (file := out / 'speed.json').exists() else {}
-  curves = {name: read_curves(out / part / name) for name in BLOCKS}
+  curves = {name: read_curves(out / 'blocks' / name) for name in BLOCKS}
   curves = {name: each for name, each in curves.items() if each}
   last = max(max(each[0]) for each in curves.values())
   timed = {}  # name → seconds of a step
-  if times and part == 'blocks':
+  if times:
     timed = {name: min(run['cpu'] for run in times[name].values()) for name in curves}
   fastest = last * min(timed.values(), default=0)
   budget = [f'{fastest:.1f} s of CPU'] if timed else []
@@ -342,7 +283,7 @@ def report_blocks(out: Path, pictures: Path, part: str = 'blocks') -> None:
     losses = [trials.spread(at(c, point) for c in each) for point in points]
     there = [trials.spread(at(c, fastest / timed[name]) for c in each)] if timed else []
     rows.append([name, *losses, *there, str(len(each))])
-  print(f'## {part}\n')
+  print('## blocks\n')
   trials.table(rows)
   if not timed:
     return
@@ -365,19 +306,6 @@ def report_blocks(out: Path, pictures: Path, part: str = 'blocks') -> None:
   by_step.set(xlabel='steps', ylabel='bits per byte, held out')
   by_time.set(xlabel='seconds of CPU')
   finish(by_time, figure, pictures / 'architectures_blocks.png')
-
-
-def report_rates(out: Path) -> None:
-  """Report the last loss of each block by learning rate."""
-  folders = {1.0: out / 'blocks'}
-  folders |= {f: out / f'rates/{f:.2g}' for f in RATE_FACTORS}
-  rows = [['', *(f'rate × {factor:.2g}' for factor in sorted(folders))]]
-  for name in BLOCKS:
-    by_rate = [read_curves(folders[factor] / name) for factor in sorted(folders)]
-    first = [f'{each[0][max(each[0])]:.3f}' if each else '–' for each in by_rate]
-    rows.append([name, *first])
-  print('## rates, seed 0\n')
-  trials.table(rows)
 
 
 def tested(out: Path) -> Iterator[tuple[str, list[Any]]]:
@@ -452,26 +380,6 @@ def report_pairs(out: Path, pictures: Path) -> None:
   finish(axes, figure, pictures / 'architectures_pairs.png')
 
 
-def report_growth(out: Path) -> None:
-  """Report the exactness of growth, and the loss after it."""
-  head = ['', 'largest difference of logits', 'largest logit', 'before', 'not grown', 'grown']
-  rows = [[*head, 'seeds']]
-  for name in GROWN:
-    folder = out / 'growth' / name
-    exact = read_all(folder / 'exact', '*.json')
-    base = read_curves(folder / 'base' if (folder / 'base').exists() else out / 'blocks' / name)
-    arms = [read_curves(folder / arm) for arm in ('not grown', 'grown')]
-    if not (exact and all(arms)):
-      continue
-    count = min(map(len, arms))
-    ends = [trials.spread(c[max(c)] for c in each[:count]) for each in (base, *arms)]
-    difference = max(run['difference'] for run in exact)
-    largest = max(run['logit'] for run in exact)
-    rows.append([name, f'{difference:.1e}', f'{largest:.1f}', *ends, str(count)])
-  print('## growth\n')
-  trials.table(rows)
-
-
 def finish(axes: Any, figure: Any, path: Path) -> None:
   """Add the legend, and write the file."""
   axes.legend(fontsize=7)
@@ -483,12 +391,8 @@ def report(out: Path, pictures: Path | None) -> None:
   pictures = pictures or out
   reports = {
     'blocks': lambda: report_blocks(out, pictures),
-    'rates': lambda: report_rates(out),
-    'learned': lambda: report_blocks(out, pictures, 'learned'),
-    'depth': lambda: report_blocks(out, pictures, 'depth'),
     'length': lambda: report_length(out, pictures),
     'pairs': lambda: report_pairs(out, pictures),
-    'growth': lambda: report_growth(out),
   }
   for part, show in reports.items():
     if (out / part).exists():
@@ -498,7 +402,6 @@ def report(out: Path, pictures: Path | None) -> None:
 def main() -> None:
   """Run the parts."""
   parser = trials.parser(__doc__.splitlines()[0], PARTS)
-  parser.set_defaults(parts=','.join(PARTS[:-3]))
   parser.add_argument('--scale', type=float, default=1.0)
   parser.add_argument('--width', type=int, default=64)
   parser.add_argument('--pictures', type=Path, help='the folder for pictures; default: --out')
@@ -508,14 +411,14 @@ def main() -> None:
     parser.error(f'{out} has runs with {kept.read_text().strip()}; choose another --out')
   write(kept, form)
   plan = Plan(out, args.scale, args.width)
-  others = {made.__name__: made for made in (speed, length, pairs, growth)}
+  others = {made.__name__: made for made in (speed, length, pairs)}
   # Finish one seed after the other, so that an interrupted experiment has complete seeds.
   for seed in seeds:
     for part in parts:
       if part in others:
         others[part](plan, seed)
       else:
-        plan.blocks(seed, part)
+        plan.blocks(seed)
   report(out, args.pictures)
 
 
