@@ -38,7 +38,7 @@ from tokenformer_jax.runs.pictures import styled
 MAIN = 20  # tokens a parameter, at which arms are compared
 DECAY, TOKENS = 0.2, 512  # the decay as a share of the length; the tokens of a step
 RATES, SEEDS = (1.0, 0.5, 0.25), (0, 1, 2)  # rates are factors of that of the scale
-POINTS, EARLY = (0.25, 0.5, 0.75), (0.025, 0.05, 0.1)  # shares of the tokens before growth
+POINTS = (0.25, 0.5, 0.75)  # shares of the tokens before growth
 # Layers × groups of as many tokens as the width. With `u` all tokens are one group; with `^` the
 # layers are tied; with `h` the head is not the embedding; with `t` it is a Transformer whose
 # matrices have so many times as many parameters.
@@ -114,9 +114,6 @@ ARMS = {
   'copied layers alone': Arm((SMALL, '8x1')),
   'Transformer, copied layers': Arm(('t2x1', 't8x1')),
   'Transformer, net2net': Arm(('t2x1', 't2x4'), {'method__kind': 'net2net', 'method__noise': 0.01}),
-  'Transformer, hypercloning': Arm(
-    ('t2x1', 't2x4'), {'method__kind': 'hypercloning', 'method__noise': 0.01}
-  ),
 }
 
 
