@@ -1,6 +1,7 @@
 """Test how the schedule of operations is read, with excerpts of files that libtpu wrote."""
 
 import dataclasses
+import json
 import os
 import time
 
@@ -78,12 +79,49 @@ def test_a_program_of_known_operations_has_the_costs_of_one_that_is_generated(ke
   assert set(kept().restore(elsewhere)[1]) == {'fusion.9'}, 'it is known by its name'
 
 
-def test_a_broken_cache_is_an_empty_one(kept, tmp_path):
+@pytest.mark.parametrize(
+  'damage',
+  [
+    lambda text: '',
+    lambda text: text[: len(text) // 2],
+    lambda text: '[1]',
+    lambda text: json.dumps({key: 1 for key in json.loads(text)}),
+    lambda text: json.dumps({key: ['', [1]] for key in json.loads(text)}),
+    lambda text: json.dumps({key: {'height': 1.0} for key in json.loads(text)}),
+  ],
+  ids=['empty', 'half', 'list', 'numbers', 'no_bundles', 'other_memory'],
+)
+def test_a_broken_cache_is_an_empty_one(kept, tmp_path, damage):
+  laid_out, generated, memory = hlo.parse(LAID_OUT), hlo.parse(PRODUCT), {'peak': 3.0}
+  kept().keep(LAID_OUT, laid_out, generated, {'fusion': BUNDLES}, memory)
+  (file,) = tmp_path.rglob('*.json')
+  whole = file.read_text()
+  file.write_text(damage(whole))
+  assert kept().restore(laid_out) is kept().memory(LAID_OUT) is None
+  kept().keep(LAID_OUT, laid_out, generated, {'fusion': BUNDLES}, memory)
+  assert file.read_text() == whole and not list(tmp_path.rglob('*.[0-9]*[0-9]'))
+
+
+def test_a_cache_that_cannot_be_written_breaks_no_plan(kept, tmp_path):
+  (tmp_path / 'tokenformer_jax').write_text('a file in place of the folder')
   laid_out = hlo.parse(LAID_OUT)
   kept().keep(LAID_OUT, laid_out, hlo.parse(PRODUCT), {'fusion': BUNDLES}, {})
-  (file,) = tmp_path.rglob('*.json')
-  file.write_text('{"')
   assert kept().restore(laid_out) is None
+
+
+def test_the_oldest_operations_leave_a_full_cache(kept, monkeypatch):
+  monkeypatch.setattr(kept_schedules, '_MOST', 4)  # two programs and the operation of each
+
+  def keep(width):
+    programs = (text.replace('6144', width) for text in (LAID_OUT, PRODUCT))
+    laid_out, generated = map(hlo.parse, programs)
+    kept().keep(LAID_OUT.replace('6144', width), laid_out, generated, {'fusion': BUNDLES}, {})
+    return laid_out
+
+  first, second = keep('6144'), keep('6400')
+  keep('6144')
+  third = keep('6656')
+  assert kept().restore(first) and kept().restore(third) and kept().restore(second) is None
 
 
 def test_files_are_read_when_they_are_complete_and_deleted(tmp_path):

@@ -3,7 +3,7 @@
 Generating code takes minutes and adds the cycles, the windows and the bundles of every operation
 to a program that is laid out. They depend on the operation alone, so a program whose operations
 were all in earlier ones needs the layout only. A file holds those of a version of the compiler, a
-chip and a set of compiler options.
+chip and a set of compiler options: the last `_MOST`, a few megabytes.
 """
 
 import contextlib
@@ -23,6 +23,8 @@ from tokenformer_jax.plan.operations import FREE
 from tokenformer_jax.plan.schedule import Bundles
 from tokenformer_jax.plan.trip_counts import Visit, visit
 
+_MEMORY = {'peak', 'code', 'allocated', 'host'}  # arguments of `program.memory`
+_MOST = 20_000  # operations and programs of a file
 _GENERATED = re.compile(r'"estimated_cycles":"?\d+"?|"iteration_bounds":\[[^\]]*\]')
 
 
@@ -38,15 +40,16 @@ class Schedules:
     """Read the file; one that is missing or broken has no operations."""
     # Where the compiler dumps its files changes no operation.
     flags = os.environ.get('LIBTPU_INIT_ARGS', '').partition('--xla_jf_dump_to')[0].strip()
-    named = f'{sorted(options.items())} {flags}'
+    named = f'{sorted(options.items())} {flags} {os.environ.get("XLA_FLAGS", "")}'
     name = f'{metadata.version("libtpu")}-{chip}-{_digest(named)[:12]}.json'
     self._file = user_cache() / 'schedules' / name
     self._kept: dict[str, Any] = self._read()
 
   def _read(self) -> dict[str, Any]:
     try:
-      return json.loads(self._file.read_text())
-    except (OSError, ValueError):
+      kept = json.loads(self._file.read_text())
+      return kept if all(map(_is_whole, kept.values())) else {}
+    except (OSError, ValueError, TypeError, AttributeError):
       return {}
 
   def restore(self, program: Program) -> tuple[Program, dict[str, Bundles]] | None:
@@ -77,7 +80,7 @@ class Schedules:
   ) -> None:
     """Keep the operations of a program, and its memory by its text when it is laid out.
 
-    A cache that cannot be written is left as it is.
+    The oldest leave a file that is full. A cache that cannot be written is left as it is.
     """
     visits = list(visit(generated))
     after = {v.instruction.name: v.instruction.attributes for v in visits}
@@ -90,11 +93,29 @@ class Schedules:
       known = bundles.get(name)
       generated_text = ', '.join(_GENERATED.findall(after[name]))
       new[key] = generated_text, dataclasses.astuple(known) if known else None
+    older = {key: value for key, value in self._read().items() if key not in new}
+    last = list((older | new).items())[-_MOST:]
+    written = self._file.with_suffix(f'.{os.getpid()}')
     with contextlib.suppress(OSError):
-      self._file.parent.mkdir(parents=True, exist_ok=True)
-      written = self._file.with_suffix(f'.{os.getpid()}')
-      written.write_text(json.dumps(self._read() | new))
-      written.replace(self._file)
+      try:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        written.write_text(json.dumps(dict(last)))
+        written.replace(self._file)
+      finally:
+        written.unlink(missing_ok=True)
+
+
+def _is_whole(value: Any) -> bool:
+  """Return whether a value of the file is the memory of a program or the schedule of an operation.
+
+  Raises:
+    ValueError, TypeError: it has another structure.
+  """
+  if isinstance(value, dict):
+    return value.keys() <= _MEMORY and all(isinstance(one, int | float) for one in value.values())
+  text, bundles = value
+  numbers = (0, 0, 0) if bundles is None else bundles
+  return isinstance(text, str) and len([float(one) for one in numbers]) == 3
 
 
 def _operations(program: Program) -> Iterator[tuple[Visit, str]]:
