@@ -13,10 +13,14 @@ from tiny import with_gradients
 from tokenformer_jax.config import MeshConfig, PattentionConfig, TokenGroup
 from tokenformer_jax.config.pattention import SCORES as SCORE_CONFIGS
 from tokenformer_jax.config.pattention import L2NormGELU, score_like
+from tokenformer_jax.model import gelu as gelu_lib
 from tokenformer_jax.model import groups
+from tokenformer_jax.model.gelu import activate_rows
 from tokenformer_jax.model.params import define
 from tokenformer_jax.model.pattention import Pattention, parameter_weights, pattention
 from tokenformer_jax.parallel import sharding
+from tokenformer_jax.plan import gpu
+from tokenformer_jax.plan.hlo import parse
 
 SCORES = ['l2_norm_gelu', 'gelu_l2_norm', 'gelu_l1_norm', 'softmax', 'exp_l2_norm']
 WITH_GELU = SCORES[:3]
@@ -236,3 +240,70 @@ def test_gradients_of_bfloat16_scores_are_those_of_float32_rounded(score):
   # Two roundings, of 2⁻⁹ at most each: of what waits for the row's sum, and of all.
   error = np.linalg.norm(got - want, axis=-1) / np.linalg.norm(want, axis=-1)
   assert 0 < np.max(error) < 2**-8, 'more is rounded than what waits and the result'
+
+
+@functools.partial(jax.jit, static_argnames='gelu')
+def _rows(scores, cotangent, gelu):
+  """The weights of scores and their gradient, in the form for GPUs."""
+  weights, backward = jax.vjp(lambda a: activate_rows(a, 7, gelu), scores)
+  return weights, backward(cotangent)[0]
+
+
+@pytest.mark.parametrize('gelu', ['exact', 'tanh'])
+def test_weights_in_kernels_of_rows_and_their_gradients_are_those_of_the_formula(gelu):
+  scores, cotangent = _normal(0, (2, 3, 12), (2, 3, 12))
+  backward = jax.vjp(lambda a: _weights(a, 'l2_norm_gelu', gelu, 7), scores)[1]
+  weights, gradient = _rows(scores, cotangent, gelu)
+  want = _reference(np.float64(scores), 'l2_norm_gelu', gelu, 7)
+  np.testing.assert_allclose(weights, want, rtol=2e-5, atol=1e-6)
+  np.testing.assert_allclose(gradient, backward(cotangent)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_in_kernels_of_rows_are_rounded_once():
+  scores, cotangent = (jnp.asarray(a, jnp.bfloat16) for a in _normal(0, (1, 8, 256), (1, 8, 256)))
+  _, got = _rows(scores, cotangent, 'exact')
+  _, want = _rows(*(a.astype(jnp.float32) for a in (scores, cotangent)), 'exact')
+  np.testing.assert_array_equal(got, want.astype(jnp.bfloat16))
+
+
+@pytest.mark.parametrize('size', [0.0, 1e-9])
+def test_a_row_of_tiny_scores_has_finite_gradients_in_kernels_of_rows(size):
+  scores, cotangent = _normal(0, (1, 1, 12), (1, 1, 12))
+  backward = jax.vjp(lambda a: _weights(a, 'l2_norm_gelu', 'exact', 7), size * scores)[1]
+  _, gradient = _rows(size * scores, cotangent, 'exact')
+  np.testing.assert_allclose(gradient, backward(cotangent)[0], rtol=1e-4)
+
+
+def test_gelu_by_exp_is_the_tanh_form_with_its_slope(monkeypatch):
+  x = np.float32(np.linspace(-30, 30, 601))
+  monkeypatch.setattr(gelu_lib, 'platform', lambda: 'gpu')
+  got, slope = jax.jvp(lambda x: gelu_lib.activate(x, 'tanh'), (x,), (np.ones_like(x),))
+  want = jax.jvp(lambda x: jax.nn.gelu(x, approximate=True), (x,), (np.ones_like(x),))
+  np.testing.assert_allclose((got, slope), want, rtol=1e-6, atol=1e-5)
+
+
+def _lower(mesh, tokens: int, gelu: str) -> jax.stages.Lowered:
+  """Lower the output and the gradients of a Pattention of 512 positions."""
+  whole = jax.NamedSharding(mesh, jax.P())
+  shapes = [(1, 512, 768), (tokens, 768), (tokens, 768), (1, 512, 768)]
+  arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=whole) for shape in shapes]
+  one = (TokenGroup(tokens, tokens, L2NormGELU(gelu=gelu)),)
+
+  def both(x, keys, values, change):
+    out, backward = jax.vjp(functools.partial(pattention, groups=one), x, keys, values)
+    return out, backward(change)
+
+  return jax.jit(both).lower(*arrays)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not gpu.folder().is_dir(), reason=f'no compiler for GPUs in ${gpu.FOLDER}')
+@pytest.mark.parametrize('gelu', ['exact', 'tanh'])
+@pytest.mark.parametrize('tokens', [768, 3072])
+def test_a_gpu_takes_a_kernel_for_the_weights_and_one_for_their_gradient(tokens, gelu):
+  text = gpu.compile_text(_lower, tokens, gelu, on='h200')
+  counts = gpu.count_kernels(text)
+  assert counts['product'] == 6, 'the scores are computed again from x'
+  assert counts['fusion'] <= 3, 'one more repeats the weights for the gradient of the values'
+  kernels = parse(text).entry.instructions.values()
+  assert not any(f'f32[1,512,{tokens}]' in one.shape for one in kernels)

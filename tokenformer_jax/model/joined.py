@@ -20,7 +20,7 @@ from tokenformer_jax.model.execution import Execution
 from tokenformer_jax.model.lm import LM
 from tokenformer_jax.model.mixers.linear import LinearAttention
 from tokenformer_jax.model.norm import Norm
-from tokenformer_jax.model.pattention import Pattention, weights_without_gradient
+from tokenformer_jax.model.pattention import Pattention, weights_of_rows
 from tokenformer_jax.model.projections import Dense, NoProjection, split_output
 
 
@@ -45,7 +45,7 @@ class JoinedTokens(nnx.Module):
     parts = []
     for group, keys, values in zip(self.groups, self.keys, self.values, strict=True):
       scores_MxJxN = jnp.einsum('MI,JNI->MJN', x_MxI, keys[...].astype(x.dtype))
-      weights_MxJxN = weights_without_gradient(scores_MxJxN, group)
+      weights_MxJxN = weights_of_rows(scores_MxJxN, group)
       parts.append(jnp.einsum('MJN,JNO->JMO', weights_MxJxN, values[...].astype(x.dtype)))
     out_JxMxO = functools.reduce(jnp.add, parts)
     return out_JxMxO.reshape(len(out_JxMxO), batch, length, -1)

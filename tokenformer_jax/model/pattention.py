@@ -37,13 +37,23 @@ from tokenformer_jax.config.pattention import (
   SoftmaxScore,
 )
 from tokenformer_jax.model import groups as groups_lib
-from tokenformer_jax.model.gelu import EPSILON, activate, activate_scaled, inverse_root
+from tokenformer_jax.model.gelu import (
+  EPSILON,
+  activate,
+  activate_rows,
+  activate_scaled,
+  inverse_root,
+)
 from tokenformer_jax.model.many_tokens import are_many, weights_of_many
 from tokenformer_jax.model.params import TOKEN_AXES, Initializer, Role, param
 from tokenformer_jax.model.products import project
 from tokenformer_jax.model.stack import PROJECTED, ROW_STATISTICS, SCORES
 from tokenformer_jax.parallel.rules import shard_count
-from tokenformer_jax.parallel.sharding import constrain
+from tokenformer_jax.parallel.sharding import constrain, platform
+
+# The most numbers of a row that a kernel of a GPU keeps while it sums over them: with the gradient,
+# float32 rows of this length fill half of the registers of a core.
+_ROW_OF_A_KERNEL = 16384
 
 
 def parameter_weights(
@@ -107,6 +117,8 @@ def _normed_weights(
 
 def weights_of_groups(scores_BxTxN: jax.Array, groups: Sequence[TokenGroup]) -> jax.Array:
   """Compute the weight of every token of groups that may differ in their score functions."""
+  if _are_rows_of_kernels(scores_BxTxN, groups):
+    return weights_of_rows(scores_BxTxN, groups[0])
   together = groups_lib.make(groups)
   first, *others = dict.fromkeys(group.score for group in groups)
   weights_BxTxN = parameter_weights(scores_BxTxN, first, together)
@@ -117,18 +129,24 @@ def weights_of_groups(scores_BxTxN: jax.Array, groups: Sequence[TokenGroup]) -> 
   return weights_BxTxN
 
 
-def weights_without_gradient(scores: jax.Array, group: TokenGroup) -> jax.Array:
-  """Compute the weights of one group of tokens, the last axis of `scores`.
+def _are_rows_of_kernels(scores_BxTxN: jax.Array, groups: Sequence[TokenGroup]) -> bool:
+  """Return whether a kernel of a GPU can have whole rows of scores: see `activate_rows`."""
+  return (
+    platform() == 'gpu'
+    and len(groups) == 1
+    and shard_count('param_tokens') == 1
+    and scores_BxTxN.shape[-1] <= _ROW_OF_A_KERNEL
+  )
 
-  XLA for GPUs makes one kernel of a norm and a function of the quotient, and two of the form that
-  `activate_scaled` has.
+
+def weights_of_rows(scores: jax.Array, group: TokenGroup) -> jax.Array:
+  """Compute the weights of one group of tokens, the last axis of `scores`, in one kernel on a GPU.
+
+  The values are those of `parameter_weights`, up to rounding.
   """
-  one = groups_lib.make((group,))
-  if not isinstance(group.score, L2NormGELU):
-    return parameter_weights(scores, group.score, one)
-  x = scores.astype(jnp.float32)
-  x = x * _inverse_l2(one.total(jnp.square(x)), one.reference)
-  return activate(x, group.score.gelu).astype(scores.dtype)
+  if isinstance(group.score, L2NormGELU):
+    return activate_rows(scores, group.scale_count, group.score.gelu)
+  return parameter_weights(scores, group.score, groups_lib.make((group,)))
 
 
 def _round_gradient(rows: jax.Array, dtype: jnp.dtype) -> jax.Array:
