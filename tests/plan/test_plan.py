@@ -112,6 +112,20 @@ def test_the_table_has_what_the_plan_has():
   assert rows['chip-hours'][-2:] == ['128', '160']
 
 
+@pytest.mark.parametrize(
+  ('name', 'size'),
+  [
+    ('h200:1', '1 GPU, '),
+    ('h200:8', '8 GPUs, '),
+    ('v5e:1x1', '1 chip, 1 device, '),
+    ('v5p:4x4x4', '64 chips, 64 devices, '),
+  ],
+)
+def test_the_table_begins_with_the_devices(name, size):
+  on = topology.parse(name)
+  assert table.render(_plan_of(_config(), on)).startswith(f'{name}: {size}')
+
+
 def test_before_there_are_cycles_times_are_rough():
   plan = _compiled(compute=2.0, network=0.5)
   costs = dataclasses.replace(plan.costs, cycles=0, rough_seconds=1.5)

@@ -42,6 +42,7 @@ _FREE = (
   *('while', 'conditional', 'call', 'opt-barrier', 'partition-id', 'replica-id'),
 )
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
+_TRITON = '"kind":"__triton"'  # of a fusion that XLA writes with Triton
 
 # What the compiler asks a device for. Hopper and Blackwell have the same limits.
 _LIMITS = """
@@ -136,12 +137,16 @@ def _compile_text(lower: Callable[..., jax.stages.Lowered], arguments: Any, chip
 
 
 def kernel_kind(instruction: Instruction) -> str:
-  """Return what computes an instruction: `product`, `attention`, an opcode, or '' for nothing."""
+  """Return what computes an instruction, or '' for nothing.
+
+  It is `product`, `attention`, `triton` for a kernel that XLA writes with Triton, or an opcode.
+  """
   target = _TARGET.search(instruction.attributes)
   if instruction.opcode in _FREE or instruction.opcode.endswith('-done'):
     return ''
   if not target:
-    return instruction.opcode.removesuffix('-start')
+    by_triton = instruction.opcode == 'fusion' and _TRITON in instruction.attributes
+    return 'triton' if by_triton else instruction.opcode.removesuffix('-start')
   if target[1].startswith('__cublas'):
     return 'product'
   return 'attention' if target[1].startswith('__cudnn') else target[1]

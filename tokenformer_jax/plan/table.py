@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from tokenformer_jax.parallel.messages import aligned
 from tokenformer_jax.plan.estimate import Plan
 from tokenformer_jax.plan.operations import Operation
+from tokenformer_jax.plan.topology import Topology
 
 Row = tuple[str, ...]
 
@@ -18,7 +19,7 @@ def render(plan: Plan) -> str:
   if not plan.has_cycles and on.chip.platform == 'tpu':
     how = f'laid out in {plan.compile_seconds:.0f} s: no code is generated; times are rough'
   sections = [
-    f'{slices}{on.name}: {on.chips} chips, {on.devices} devices, {mesh}; {how}',
+    f'{slices}{on.name}: {_size(on)}, {mesh}; {how}',
     f'{plan.parameters:,} parameters; the layers run with train.remat={plan.config.train.remat}, '
     f'train.layers={plan.config.train.layers}',
     aligned(_memory(plan)),
@@ -57,6 +58,17 @@ def render(plan: Plan) -> str:
       'the times do not include the transfers there and back'
     )
   return '\n\n'.join(sections)
+
+
+def _size(on: Topology) -> str:
+  """Return the numbers of chips and of JAX devices, which are the same for GPUs, in words."""
+  if on.chip.platform == 'gpu':
+    return _counted(on.devices, 'GPU')
+  return f'{_counted(on.chips, "chip")}, {_counted(on.devices, "device")}'
+
+
+def _counted(count: int, noun: str) -> str:
+  return f'{count} {noun}' if count == 1 else f'{count} {noun}s'
 
 
 def chip_hours(bounds: Iterable[float]) -> str:
