@@ -30,6 +30,7 @@ CLOCKS = {'wall': time.perf_counter, 'processor': time.process_time}
 
 SIZES = {
   'cpu_22m': Size(8, 384, 6, 8192, 384, 384, 1536, 384, length=512, batch=4),
+  'default': Size(3, 192, 3, 2048, 192, 192, 768, 192, length=128, batch=8),  # lm_stdlib
   '150m': Size(12, 768, 12, 50304, 768, 768, 3072, 768, length=2048, batch=16),
   '1_5b': Size(40, 1536, 16, 50304, 1536, 1536, 6144, 1536, length=2048, batch=4),
   'grown_1_4b': Size(12, 768, 12, 50304, 8620, 8620, 34480, 576, length=1024, batch=8),

@@ -69,7 +69,7 @@ def torch_text(
 
 def main() -> None:
   """Run the contenders in turns and print a table."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = argparse.ArgumentParser(description=(__doc__ or '').splitlines()[0])
   parser.add_argument('--size', choices=SIZES, default='150m')
   parser.add_argument('--batches', default='1,8', help='batch sizes, separated by commas')
   parser.add_argument('--prompt', type=int, default=128, help='tokens of each prompt')

@@ -6,9 +6,10 @@ r"""Time one training step: ours, and the same model in PyTorch, eager and compi
 
 Needs `pip install -e ".[benchmark]"`. Every contender has its own process. They take turns, one
 step each, so that other load on the machine affects all of them. The first steps (compilation,
-memory) do not count. The command prints seconds (median, least, most), model TFLOP/s, MFU and the
-most memory of a GPU. On a CPU it also prints the speed
-of matrix products alone. `--train=remat=dots` and the like change how ours runs. On a busy machine
+memory) do not count. On a CPU both keep freed memory, as `tokenformer train` does. The command
+prints seconds (median, least, most), model TFLOP/s, MFU and the most memory of a GPU. On a CPU it
+also prints the speed of matrix products alone. `--size=default` is the model of `lm_stdlib`.
+`--train=remat=dots` and the like change how ours runs. On a busy machine
 `taskset -c 0 python benchmarks/train_step.py --clock=processor` compares the work of one core.
 """
 
@@ -135,6 +136,10 @@ def most_memory(contender: str) -> float:
 
 def serve(contender: str, size: Size, train: dict[str, str], clock: str) -> None:
   """Answer the lines of the standard input: see `Contender`."""
+  from tokenformer_jax.cli import heap  # noqa: PLC0415
+
+  if heap.can_keep_freed_memory():  # as `tokenformer train` does, and so for PyTorch
+    heap.keep_freed_memory()
   if contender == 'jax':
     run = jax_step(size, **train)
   else:
@@ -167,7 +172,7 @@ def measure(names: list[str], arguments: list[str], rounds: int) -> list[Contend
 
 def main() -> None:
   """Run the contenders and print a table."""
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = argparse.ArgumentParser(description=(__doc__ or '').splitlines()[0])
   parser.add_argument('--size', choices=SIZES, default='cpu_22m')
   parser.add_argument('--batch', type=int, help='sequences or images in a step')
   parser.add_argument(

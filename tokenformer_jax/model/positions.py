@@ -49,7 +49,12 @@ class Rotary:
       return x_BxTxHxK
     partner_KxK, turns_K = self._planes(x_BxTxHxK.shape[-1])
     angles_BxTxK = _angles(positions_BxT, turns_K)
-    cos_BxTx1xK, sin_BxTx1xK = (f(angles_BxTxK)[:, :, None] for f in (jnp.cos, jnp.sin))
+    waves = jnp.cos(angles_BxTxK), jnp.sin(angles_BxTxK)
+    if platform() == 'cpu' and x_BxTxHxK.shape[1] > 1:
+      # XLA would compute both again for every row and head; it keeps the results of a product.
+      same_KxK = np.eye(len(turns_K), dtype=np.float32)
+      waves = (jnp.matmul(wave, same_KxK, precision='highest') for wave in waves)
+    cos_BxTx1xK, sin_BxTx1xK = (wave_BxTxK[:, :, None] for wave_BxTxK in waves)
     if (factor := gain(self.scaling)) != 1:
       gains_1x1x1xK = np.where(turns_K == 0, 1, factor).astype(np.float32)[None, None, None]
       cos_BxTx1xK, sin_BxTx1xK = gains_1x1x1xK * cos_BxTx1xK, gains_1x1x1xK * sin_BxTx1xK
