@@ -322,6 +322,18 @@ def test_the_largest_batch_that_fits_takes_few_programs(first, monkeypatch):
   assert 'does not fit' in text
 
 
+def test_the_search_ends_where_the_compiler_computes_more_again_in_what_does_not_fit():
+  needed = lambda size: 5 + 0.25 * size if size < 345 else 90 + size / 100  # noqa: E731
+  sizes, count = {}, 1024
+  while count is not None and len(sizes) < 10:
+    sizes[count] = needed(count)
+    count = largest_batch.next_count(
+      sizes, max((s for s in sizes if sizes[s] <= 91), default=0), 91
+    )
+  assert count is None
+  assert max(size for size in sizes if sizes[size] <= 91) == 344
+
+
 def test_no_batch_fits(monkeypatch):
   def refused(config, on, *, quick):
     raise DoesNotFitError.from_bytes(200 * 2**30, on.chip.hbm)
@@ -339,6 +351,10 @@ def test_no_batch_fits(monkeypatch):
     ({49: 100.0, 50: 102.0}, 49, None),
     ({8: math.inf}, 0, 4),  # the compiler does not say by how much
     ({1: math.inf}, 0, None),
+    ({1024: 236.0, 423: 107.0}, 0, 390),
+    ({423: 107.0, 416: 106.9}, 0, 104),  # The compiler has computed more again, to need less.
+    ({104: 31.0, 416: 107.0}, 104, 387),
+    ({104: 31.0, 300: 80.0, 360: 105.0}, 300, 330),  # The line is wrong beyond 330.
   ],
 )
 def test_the_next_batch_to_try(needed, fits, following):

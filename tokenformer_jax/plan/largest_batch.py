@@ -63,7 +63,10 @@ def search(config: Config, on: Topology, *, quick: bool = False) -> list[Tried]:
 
 
 def next_count(needed: Mapping[int, float], fits: int, most: float) -> int | None:
-  """Return the next size to try, by a line through the two tried ones nearest to the capacity.
+  """Return the next size to try, by a line through two tried ones.
+
+  Sizes that fit make the best line: the compiler of GPUs computes values again in programs that are
+  too large, whose bytes then hardly grow with the batch.
 
   Args:
     needed: bytes by the tried size.
@@ -73,20 +76,21 @@ def next_count(needed: Mapping[int, float], fits: int, most: float) -> int | Non
   Returns:
     None if the next larger size than `fits` does not fit.
   """
-  above = min((size for size in needed if size > fits), default=None)
-  if above == fits + 1:
+  fitting = sorted(size for size in needed if size <= fits)
+  above = sorted(size for size in needed if size > fits)
+  if fits + 1 in above:
     return None
-  known = sorted((abs(used - most), size) for size, used in needed.items() if used < math.inf)
-  if len(known) > 1:
-    (_, one), (_, other) = known[:2]
-    slope = (needed[other] - needed[one]) / (other - one)
-  elif known:
-    one = known[0][1]
-    slope = needed[one] / one
-  else:
-    return max(1, (above or 2) // 2)
-  guess = one + math.floor((most - needed[one]) / slope) if slope > 0 else 2 * fits
-  return max(fits + 1, guess if above is None else min(guess, above - 1))
+  known = [*fitting[-2:], *(size for size in above if needed[size] < math.inf)][:2]
+  if not known:
+    return max(1, (above[0] if above else 2) // 2)
+  first, last = known[0], known[-1]
+  rise = (needed[last] - needed[first]) / (last - first) if first < last else needed[first] / first
+  guess = first + math.floor((most - needed[first]) / rise) if rise > 0 else 2 * last
+  if not fits:
+    return min(max(guess, above[0] // 4, 1), above[0] - 1)
+  if above and guess >= above[0]:
+    return (fits + above[0]) // 2  # That size does not fit, against the line.
+  return max(fits + 1, guess)
 
 
 def render(tried: list[Tried], on: Topology) -> str:
