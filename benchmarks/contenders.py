@@ -29,6 +29,7 @@ class Size:
 CLOCKS = {'wall': time.perf_counter, 'processor': time.process_time}
 
 SIZES = {
+  'tiny': Size(2, 64, 2, 512, 64, 64, 256, 64, length=64, batch=2),
   'cpu_22m': Size(8, 384, 6, 8192, 384, 384, 1536, 384, length=512, batch=4),
   'default': Size(3, 192, 3, 2048, 192, 192, 768, 192, length=128, batch=8),  # lm_stdlib
   '150m': Size(12, 768, 12, 50304, 768, 768, 3072, 768, length=2048, batch=16),

@@ -6,13 +6,12 @@ r"""Plan steps for an H200 without one, beside what was measured, and show their
 
 The command needs the compiler for GPUs (docs/plan.md), but no GPU. The rates in
 tokenformer_jax/plan/gpu_times.py were fitted to 150m and 1_5b; the others test them. The measured
-steps are those of before the kernels of rows (`model/gelu.py`): --before leaves these out, so that
-the planned program is the measured one.
+steps had three kernels for the weights of parameter tokens and three for their gradients, which are
+now one each: docs/plan.md has the plans of those steps.
 """
 
 import argparse
 import collections
-import os
 from collections.abc import Iterable
 
 from cells import Row, table
@@ -34,14 +33,13 @@ HEAD = (
   'model', '', 'GiB measured', 'planned', 'ms measured', 'planned', 'products', 'attention',
   'others', 'kernels', 'GB of others',
 )  # fmt: skip
-NO_ROWS = '--xla_disable_hlo_passes=triton-softmax-rewriter'  # of XLA_FLAGS
 OTHERS = 'all but products and attention'
 # The groups of kernels that `group` returns. Those of layers come first, in their order, and with
 # each goes what would remove its bytes.
 OF_LAYERS = {
   'products': 'fewer FLOPs',
   'attention': '–',
-  'casts of parameters': 'a copy of the parameters in bfloat16, written with them',
+  'casts, joins and slices': 'a copy of the parameters in bfloat16, and q, k, v as they come',
   'norms of the residual stream': 'chains of a row in one kernel, as for the weights',
   'rotary positions': 'a product or an attention that turns what it reads',
   'weights of tokens': 'a product that ends with norm and GELU',
@@ -95,8 +93,10 @@ def group(one: Operation) -> str:
     return 'head and loss'
   if 'scatter' in one.holds or ('gather' in one.holds and '/norm/' not in inside):
     return 'embedding'
-  if one.opcode in ('product', 'attention'):
-    return {'product': 'products'}.get(one.opcode, one.opcode)
+  if one.opcode == 'attention':
+    return 'attention'
+  if one.opcode == 'product' or one.flops:
+    return 'products'
   if one.opcode == 'copy':
     return 'copies of the residual stream' if one.memory else 'the rest'
   if 'jvp' not in own:
@@ -108,7 +108,7 @@ def group(one: Operation) -> str:
   if 'closed_call' not in inside:
     return 'the rest'
   if not one.holds & {'multiply', 'reduce'}:
-    return 'casts of parameters'
+    return 'casts, joins and slices'
   return 'their gradients' if 'transpose' in own else 'weights of tokens'
 
 
@@ -153,10 +153,7 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--only', default='', help='a part of the names of the models to plan')
   parser.add_argument('--kernels', choices=SIZES, help='the model whose kernels to print')
-  parser.add_argument('--before', action='store_true', help='without the kernels of rows')
   args = parser.parse_args()
-  if args.before:
-    os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {NO_ROWS}'
   if args.kernels:
     head = ('kernels', '', 'number', 'GB', 'ms planned', 'by', 'what would remove them')
     print(table(head, kernel_rows(plan(args.kernels), SIZES[args.kernels].layers)))

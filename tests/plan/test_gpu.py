@@ -11,6 +11,8 @@ from tokenformer_jax.errors import UserError
 from tokenformer_jax.plan import breakdown, costs, estimate, gpu, table, topology
 from tokenformer_jax.plan.chips import CHIPS
 from tokenformer_jax.plan.gpu_times import Product
+from tokenformer_jax.plan.hlo import parse
+from tokenformer_jax.plan.memory_traffic import hbm_bytes
 from tokenformer_jax.steps.fit import DoesNotFitError
 
 needs_compiler = pytest.mark.skipif(
@@ -157,3 +159,25 @@ def test_a_step_that_is_too_large_for_a_gpu_is_refused(monkeypatch):
   with pytest.raises(DoesNotFitError) as raised:
     estimate.plan(_config(train__remat='everything'), topology.parse('h100:1'))
   assert raised.value.needed > raised.value.capacity == pytest.approx(79.65 * 0.97e-4, rel=1e-3)
+
+
+CONVERTS = """\
+HloModule a_layer_of_a_stack
+
+%fused (p: f32[40,8,8]) -> bf16[1,8,8] {
+  %p = f32[40,8,8]{2,1,0} parameter(0)
+  %c = bf16[40,8,8]{2,1,0} convert(%p)
+  ROOT %s = bf16[1,8,8]{2,1,0} slice(%c), slice={[3:4], [0:8], [0:8]}
+}
+
+ENTRY %main (a: f32[40,8,8]) -> bf16[1,8,8] {
+  %a = f32[40,8,8]{2,1,0} parameter(0)
+  ROOT %f = bf16[1,8,8]{2,1,0} fusion(%a), kind=kLoop, calls=%fused
+}
+"""
+
+
+def test_a_gpu_converts_only_the_slice_that_it_reads():
+  program = parse(CONVERTS)
+  bytes_moved = hbm_bytes(program, program.entry, program.entry.root, converts=True)
+  assert bytes_moved == 64 * (4 + 2)

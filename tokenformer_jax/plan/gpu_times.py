@@ -90,7 +90,7 @@ def _kernel(program: Program, v: Visit, chip: Chip) -> Operation:
       flops, units = flops + more, units + seconds
     else:
       flops += matmul_flops(where, one)
-  memory = hbm_bytes(program, v.computation, instruction) / chip.hbm_rate
+  memory = hbm_bytes(program, v.computation, instruction, converts=True) / chip.hbm_rate
   seconds = _LAUNCH + max(units, memory / _BYTES)
   scopes = [scope(one) for one in (instruction, *(member for _, member in members))]
   return Operation(

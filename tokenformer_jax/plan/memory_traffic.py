@@ -12,10 +12,13 @@ _COPIES = ('bitcast', 'reshape', 'copy')
 _SAME = (*_COPIES, 'convert')
 
 
-def hbm_bytes(program: Program, computation: Computation, instruction: Instruction) -> int:
+def hbm_bytes(
+  program: Program, computation: Computation, instruction: Instruction, *, converts: bool = False
+) -> int:
   """Return the bytes that one run of an operation reads from HBM and writes to it, at least.
 
-  A slice of an array counts as the slice, and so does the update of a slice.
+  A slice of an array counts as the slice, and so does the update of a slice. With `converts` this
+  holds for slices of an array that a fusion converts first, as for GPUs.
   """
   inner = program.computations.get(instruction.attribute('calls'))
   total = _written(program, inner, instruction)
@@ -26,7 +29,7 @@ def hbm_bytes(program: Program, computation: Computation, instruction: Instructi
     if inner is None:
       total += _read(instruction, i, whole)
     else:
-      total += min(whole, _read_inside(program, inner, i, whole))
+      total += min(whole, _read_inside(program, inner, i, whole, converts))
   return total
 
 
@@ -66,24 +69,30 @@ def _read(instruction: Instruction, operand: int, whole: int) -> int:
   return whole
 
 
-def _read_inside(program: Program, inner: Computation, operand: int, whole: int) -> int:
+def _read_inside(
+  program: Program, inner: Computation, operand: int, whole: int, converts: bool
+) -> int:
   """Return the bytes that a fusion reads of its operand of this number."""
   for instruction in inner.instructions.values():
     if instruction.opcode == 'parameter' and instruction.operands == (str(operand),):
-      return _read_of(program, inner, instruction.name, whole)
+      return _read_of(program, inner, instruction.name, whole, converts)
   return 0
 
 
-def _read_of(program: Program, inner: Computation, name: str, whole: int) -> int:
+def _read_of(program: Program, inner: Computation, name: str, whole: int, converts: bool) -> int:
   total = 0
   for user in inner.instructions.values():
     for i, operand in enumerate(user.operands):
       if operand != name or user.opcode == 'parameter':
         continue
       if user.opcode == 'bitcast' or (user.name != inner.root.name and _copies(program, user)):
-        total += _read_of(program, inner, user.name, whole)
+        total += _read_of(program, inner, user.name, whole, converts)
+      elif converts and user.opcode == 'convert' and user.name != inner.root.name:
+        converted = shape_bytes(user.shape)
+        total += _read_of(program, inner, user.name, converted, converts) * whole // converted
       elif user.opcode == 'fusion':
-        total += _read_inside(program, program.computations[user.attribute('calls')], i, whole)
+        nested = program.computations[user.attribute('calls')]
+        total += _read_inside(program, nested, i, whole, converts)
       else:
         total += _read(user, i, whole)
   return total
