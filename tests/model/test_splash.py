@@ -95,6 +95,20 @@ def test_blocks_are_large_unless_a_window_leaves_more_out_of_small_ones(length, 
   assert splash.block_size(length, window) == block
 
 
+@pytest.mark.parametrize(
+  ('length', 'window', 'kind', 'fused'),
+  [
+    (4096, 0, 'TPU v4', True),
+    (131072, 0, 'TPU v5', True),
+    (131072, 0, 'TPU v5 lite', False),
+    (131072, 8192, 'TPU v5', False),
+  ],
+)
+def test_one_kernel_computes_all_gradients_if_its_partial_ones_fit(length, window, kind, fused):
+  block, size = splash.block_size(length, window), 2**27  # of the queries of 32,768 tokens of 1_5b
+  assert splash.is_fused(length, block, window, size, kind) == fused
+
+
 @pytest.mark.parametrize('window', [0, 1, 2, 128, 129, 130, 257, 258, 1000])
 def test_the_blocks_that_are_computed_are_those_in_which_a_key_is_seen(window):
   seen_TxT = np.tri(640, dtype=bool)

@@ -254,9 +254,9 @@ def test_kernels_cost_what_they_say():
   assert counted.kernel_seconds == pytest.approx(1e-5), '4.59 GFLOP at 459 TFLOP/s'
 
 
-def _splash_cost(name, *operands):
+def _splash_cost(name, *operands, results=()):
   scope = 'jit(f)/splash_window_0/splash_mha/pallas_call'
-  return kernel_costs.splash_cost(name, operands, side=128, scope=scope)
+  return kernel_costs.splash_cost(name, operands, results, side=128, scope=scope)
 
 
 def test_the_cost_counts_the_blocks_that_are_computed():
@@ -269,8 +269,12 @@ def test_the_cost_counts_the_blocks_that_are_computed():
   row = ('f32', (2, 2048, 96))
   assert 3 * _splash_cost('splash_mha_fwd_residuals.3', row)[0] == dense[0], 'of 3 rows'
   table = ('s8', (1, 4, 4))
-  one, two = (_splash_cost(f'splash_mha_{name}.3', table, queries)[0] for name in ('dkv', 'fwd'))
-  assert one / two == 5 / 2, 'one kernel computes all gradients'
+  partial = ('bf16', (3, 2, 2, 2048, 96)), queries, queries
+  four, five, two = (
+    _splash_cost(f'splash_mha_{name}.3', table, queries, results=results)[0]
+    for name, results in (('dkv', partial[1:]), ('dkv', partial), ('fwd', ()))
+  )
+  assert (four / two, five / two) == (4 / 2, 5 / 2), 'one kernel computes all gradients'
   assert _splash_cost('gmm.1', queries) is None
 
 

@@ -3,19 +3,24 @@
 The kernel is part of JAX. This module chooses its block size and runs it on the mesh.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from tokenformer_jax.model.sequence import SHORT_BLOCK
 from tokenformer_jax.model.stack import ATTENDED
 from tokenformer_jax.parallel.rules import shard_count, spec
-from tokenformer_jax.parallel.sharding import on_one_shard
+from tokenformer_jax.parallel.sharding import lookup_kind, on_one_shard
 
 LANES = 128  # lanes of a vector unit; the number of positions must be a multiple
 _LARGE, _SMALL = 1024, SHORT_BLOCK  # queries and keys of a block
+# Bytes that the partial gradients of queries may take on a device, by the start of `device_kind`: a
+# fifth of its memory, or less.
+_PARTIAL = {'TPU': 2**30, 'TPU v5': 18 * 2**30, 'TPU v5 lite': 2**30, 'TPU v6': 3 * 2**30}
 _AXES = ('batch', 'row_heads', None, None)
 # The scope of a kernel call. A compiled program keeps the scope in the names of operations, also in
 # the backward pass, and has no other information about the mask: the planner reads the window here.
@@ -43,7 +48,8 @@ def block_size(length: int, window: int = 0) -> int:
   """Return the queries and keys per block, a power of two that divides T: at most 1024, or 512.
 
   By the compiler's schedule a score in the larger blocks takes two thirds of the time, so they are
-  used unless a window lets the smaller blocks leave out that many more.
+  used unless a window lets the smaller blocks leave out that many more. Blocks of 2048 would take a
+  tenth less for long rows, but need more vector memory than the compiler gives by default.
   """
   large, small = (math.gcd(length, block) for block in (_LARGE, _SMALL))
   scores = {block: computed_blocks(length, window, block) * block**2 for block in (large, small)}
@@ -59,13 +65,17 @@ def computed_blocks(length: int, window: int, block: int) -> int:
   return diagonals * blocks - diagonals * (diagonals - 1) // 2
 
 
-def is_fused(length: int, block: int) -> bool:
+def is_fused(length: int, block: int, window: int = 0, size: int = 0, kind: str = '') -> bool:
   """Return whether one kernel computes all three gradients, and each score once.
 
-  It returns a partial gradient of the queries for every block of keys. Writing and summing these
-  costs more than a second kernel if blocks are small or many.
+  It returns a partial gradient of the queries, of `size` bytes on a device, for every block of
+  keys. Writing and summing these costs more than a second kernel if blocks are small, or many and
+  mostly out of a window. `kind` is the `device_kind`, whose memory bounds them.
   """
-  return length // block <= max(1, block // 256)
+  blocks = length // block
+  fits_memory = blocks * size <= (lookup_kind(_PARTIAL, kind) or _PARTIAL['TPU'])
+  is_cheap = block >= _LARGE and not window and fits_memory
+  return blocks <= max(1, block // 256) or is_cheap
 
 
 def attention(
@@ -91,12 +101,16 @@ def attention(
   """
   query = query * (head_width or query.shape[-1]) ** -0.5
   query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  kind = device.device_kind if device else jax.devices()[0].device_kind
 
   def on_device(
     query_BxHxTxK: jax.Array, key: jax.Array, value: jax.Array, *starts_BxT: jax.Array
   ) -> jax.Array:
     _, heads, length, _ = query_BxHxTxK.shape
-    attend = _kernel(heads, length, causal, window, cap, interpret)
+    block = block_size(length, window)
+    fused = is_fused(length, block, window, query_BxHxTxK.nbytes, kind)
+    attend = _kernel(heads, length, block, fused, causal, window, cap, interpret)
     with jax.named_scope(SCOPE.format(window)):
       return jax.vmap(attend)(query_BxHxTxK, key, value, *starts_BxT)
 
@@ -110,7 +124,14 @@ def attention(
 
 
 def _kernel(
-  heads: int, length: int, causal: bool, window: int, cap: float, interpret: bool
+  heads: int,
+  length: int,
+  block: int,
+  fused: bool,
+  causal: bool,
+  window: int,
+  cap: float,
+  interpret: bool,
 ) -> Callable:
   """Return the library's function of [H, T, K] and, for documents, of their ids [T] as well."""
   # Pallas is large, and only runs on TPUs need it.
@@ -126,10 +147,9 @@ def _kernel(
     # The library counts the positions left and right of a query without the query's own.
     mask = masks.LocalMask(shape, (window - 1, 0), offset=0)
   else:
-    mask = masks.CausalMask(shape) if causal else masks.FullMask(shape)
-  block = block_size(length, window)
+    mask = _causal_mask()(shape) if causal else masks.FullMask(shape)
   names = ['block_q', 'block_kv', 'block_q_dkv', 'block_kv_dkv']
-  if not (fused := is_fused(length, block)):
+  if not fused:
     names += ['block_q_dq', 'block_kv_dq']
   # Larger blocks are computed piece by piece, because scores of a piece stay in registers and VMEM.
   computed = dict.fromkeys(('block_kv_compute', 'block_kv_dkv_compute'), math.gcd(block, _SMALL))
@@ -150,3 +170,28 @@ def _kernel(
     return attend(query, key, value, *(library.SegmentIds(q=ids, kv=ids) for ids in starts_T))
 
   return attend_row
+
+
+@functools.cache
+def _causal_mask() -> type:
+  """Return the library's causal mask, which gives a block of equal entries as a single one.
+
+  The library only asks whether all or any entries of a block are visible. For 131,072 positions the
+  comparisons of each query with each key would take minutes whenever a step is traced.
+  """
+  from jax.experimental.pallas.ops.tpu.splash_attention import (  # noqa: PLC0415
+    splash_attention_mask as masks,
+  )
+
+  class CausalMask(masks.CausalMask):
+    """The causal mask of [T, T]."""
+
+    def __getitem__(self, index: tuple[slice, slice]) -> np.ndarray:
+      (first, last, _), (key, end, _) = (
+        one.indices(size) for one, size in zip(index, self.shape, strict=True)
+      )
+      if end <= first + 1 or key >= last:
+        return np.full((1, 1), end <= first + 1)
+      return super().__getitem__(index)
+
+  return CausalMask

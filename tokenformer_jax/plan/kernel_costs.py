@@ -50,7 +50,8 @@ def cost(
     return KernelCost(0.0, 0.0, 0.0, None)
   shapes = [computation.instructions[name].shape for name in instruction.operands]
   operands = [array for shape in shapes for array in arrays(shape)]
-  work = splash_cost(instruction.name, operands, side=chip.matrix_side, scope=scope)
+  results = arrays(instruction.shape)
+  work = splash_cost(instruction.name, operands, results, side=chip.matrix_side, scope=scope)
   if work:
     flops, filled, operations, blocks = work
     seconds = filled / chip.peak + operations / chip.vector_peak
@@ -65,16 +66,22 @@ def cost(
 
 
 def splash_cost(
-  name: str, operands: Sequence[tuple[str, tuple[int, ...]]], *, side: int, scope: str
+  name: str,
+  operands: Sequence[tuple[str, tuple[int, ...]]],
+  results: Sequence[tuple[str, tuple[int, ...]]] = (),
+  *,
+  side: int,
+  scope: str,
 ) -> tuple[float, float, float, int] | None:
   """Return the cost of a call of splash attention.
 
   The kernel skips blocks that are masked entirely, and computes partly masked blocks whole.
 
-  Operands are data types and shapes: tables of blocks (`s8`) if there is a mask, and the queries on
-  a device, [B, H, T, K], or [H, T, K] for one row. Zeros fill narrow heads up to `side`, that of
-  the matrix unit. The `scope` of the operation names the window: no operand shows it, because the
-  tables of the backward pass are not reduced to it.
+  Operands and results are data types and shapes: tables of blocks (`s8`) if there is a mask, and
+  the queries on a device, [B, H, T, K], or [H, T, K] for one row. A kernel of all three gradients
+  returns partial ones of the queries, with one more axis. Zeros fill narrow heads up to `side`,
+  that of the matrix unit. The `scope` of the operation names the window: no operand shows it,
+  because the tables of the backward pass are not reduced to it.
 
   Returns:
     The FLOPs of the products, the same with the zeros that fill heads, the operations of the vector
@@ -95,7 +102,7 @@ def splash_cost(
   computed = splash.computed_blocks(length, window, block)
   blocks = math.prod(rows) * (computed if is_masked else (length // block) ** 2)
   scores = blocks * block**2
-  is_fused = match.group(1) == 'dkv' and splash.is_fused(length, block)
+  is_fused = any(len(shape) == len(rows) + 3 for _, shape in results)
   products, operations = _SPLASH_WORK['fused' if is_fused else match.group(1)]
   filled = -(-width // side) * side
   flops = products * 2 * scores
