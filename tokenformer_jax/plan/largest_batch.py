@@ -63,10 +63,10 @@ def search(config: Config, on: Topology, *, quick: bool = False) -> list[Tried]:
 
 
 def next_count(needed: Mapping[int, float], fits: int, most: float) -> int | None:
-  """Return the next size to try, by a line through two tried ones.
+  """Return the next size to try, by a line through two tried ones, or in proportion to one.
 
-  Sizes that fit make the best line: the compiler of GPUs computes values again in programs that are
-  too large, whose bytes then hardly grow with the batch.
+  Sizes that do not fit make a line only if none fits: compilers compute values again in programs
+  that are too large, whose bytes then hardly grow with the batch.
 
   Args:
     needed: bytes by the tried size.
@@ -80,7 +80,7 @@ def next_count(needed: Mapping[int, float], fits: int, most: float) -> int | Non
   above = sorted(size for size in needed if size > fits)
   if fits + 1 in above:
     return None
-  known = [*fitting[-2:], *(size for size in above if needed[size] < math.inf)][:2]
+  known = fitting[-2:] or [size for size in above if needed[size] < math.inf][:2]
   if not known:
     return max(1, (above[0] if above else 2) // 2)
   first, last = known[0], known[-1]
