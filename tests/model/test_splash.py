@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask_info as mask_info
 from outcomes import paths
 from tiny import normal_params, tiny_model
 
@@ -116,6 +118,16 @@ def test_the_blocks_that_are_computed_are_those_in_which_a_key_is_seen(window):
     seen_TxT &= ~np.tri(640, k=-window, dtype=bool)
   blocks = seen_TxT.reshape(5, 128, 5, 128).any(axis=(1, 3)).sum()
   assert splash.computed_blocks(640, window, 128) == blocks, 'time is planned for other blocks'
+
+
+def test_the_kernel_gets_the_table_of_blocks_of_the_whole_mask():
+  for process in (mask_info.process_mask, mask_info.process_mask_dkv):
+    got, want = (
+      process(masks.MultiHeadMask((mask((640, 640)),) * 2), (128, 128))[0]
+      for mask in (splash._causal_mask(), masks.CausalMask)
+    )
+    for one, other in zip(got, want, strict=True):
+      np.testing.assert_array_equal(one, other)
 
 
 def test_rows_and_heads_stay_on_their_devices():
