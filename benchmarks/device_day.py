@@ -168,7 +168,7 @@ def trace_seconds(trace: Path) -> dict[str, float]:
   for event in json.loads(gzip.decompress(trace.read_bytes()))['traceEvents']:
     if name := event.get('args', {}).get('hlo_op'):
       seconds[name] += event.get('dur', 0) / 1e6 / STEPS
-  return seconds
+  return dict(seconds)
 
 
 def profile_rows(text: str, measured: dict[str, float]) -> list[Row]:
