@@ -353,6 +353,7 @@ def test_no_batch_fits(monkeypatch):
     ({1: math.inf}, 0, None),
     ({1024: 236.0, 423: 107.0}, 0, 390),
     ({423: 107.0, 416: 106.9}, 0, 104),  # The compiler has computed more again, to need less.
+    ({1024: 236.0, 438: 107.0, 416: 106.9}, 0, 208),
     ({104: 31.0, 416: 107.0}, 104, 335),
     ({104: 31.0, 300: 80.0, 360: 105.0}, 300, 330),  # The line is wrong beyond 330.
   ],

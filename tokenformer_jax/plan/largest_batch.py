@@ -81,7 +81,7 @@ def next_count(needed: Mapping[int, float], fits: int, most: float) -> int | Non
   if fits + 1 in above:
     return None
   known = fitting[-2:] or [size for size in above if needed[size] < math.inf][:2]
-  if not known:
+  if not known or (not fits and len(above) > 2):  # The line of the two did not lead to a fit.
     return max(1, (above[0] if above else 2) // 2)
   first, last = known[0], known[-1]
   rise = (needed[last] - needed[first]) / (last - first) if first < last else needed[first] / first
