@@ -1,6 +1,7 @@
 """Rotary embedding: how queries and keys depend on their positions."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -49,12 +50,17 @@ class Rotary:
       return x_BxTxHxK
     partner_KxK, turns_K = self._planes(x_BxTxHxK.shape[-1])
     angles_BxTxK = _angles(positions_BxT, turns_K)
-    waves = jnp.cos(angles_BxTxK), jnp.sin(angles_BxTxK)
-    if platform() == 'cpu' and x_BxTxHxK.shape[1] > 1:
-      # XLA would compute both again for every row and head; it keeps the results of a product.
-      same_KxK = np.eye(len(turns_K), dtype=np.float32)
-      waves = (jnp.matmul(wave, same_KxK, precision='highest') for wave in waves)
-    cos_BxTx1xK, sin_BxTx1xK = (wave_BxTxK[:, :, None] for wave_BxTxK in waves)
+    # On a CPU XLA would compute both again for every row and head; it keeps results of a product.
+    same_KxK = np.eye(len(turns_K), dtype=np.float32)
+    is_kept = platform() == 'cpu' and x_BxTxHxK.shape[1] > 1
+
+    def wave(function: Callable[[jax.Array], jax.Array]) -> jax.Array:
+      wave_BxTxK = function(angles_BxTxK)
+      if is_kept:
+        wave_BxTxK = jnp.matmul(wave_BxTxK, same_KxK, precision='highest')
+      return wave_BxTxK[:, :, None]
+
+    cos_BxTx1xK, sin_BxTx1xK = wave(jnp.cos), wave(jnp.sin)
     if (factor := gain(self.scaling)) != 1:
       gains_1x1x1xK = np.where(turns_K == 0, 1, factor).astype(np.float32)[None, None, None]
       cos_BxTx1xK, sin_BxTx1xK = gains_1x1x1xK * cos_BxTx1xK, gains_1x1x1xK * sin_BxTx1xK
