@@ -396,10 +396,12 @@ def report_recipes(runs: Runs) -> None:
   rows = [['', 'grown at', 'FLOPs', 'rates of the first seed', 'bits a byte']]
   rows[0] += ['more than the default', 'saves', 'more than the default, in %']
   default: tuple[Losses, Losses] | None = None
+  if not any(map(runs.points, RECIPES)):
+    return
+  frontier = runs.frontier(sorted(runs.best(LARGE, MAIN)[1]))
   for arm in RECIPES:
     for point in runs.points(arm):
       losses, cost = runs.best(arm, MAIN, point)[1], runs.cost(arm, point)
-      frontier = runs.frontier(sorted(losses))
       saved = {seed: 100 * (1 - cost / equal_length(*frontier, x)) for seed, x in losses.items()}
       default = default or (losses, saved)
       by_rate = runs.by_rate(arm, MAIN, point)
@@ -408,8 +410,7 @@ def report_recipes(runs: Runs) -> None:
       for mine, other, digits in ((losses, default[0], 3), (saved, default[1], 0)):
         paired = [mine[seed] - other[seed] for seed in sorted(mine.keys() & other.keys())]
         rows[-1] += [trials.spread(mine.values(), digits), trials.spread(paired, digits)]
-  if default:
-    trials.table(rows)
+  trials.table(rows)
 
 
 @styled()
