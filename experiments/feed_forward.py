@@ -48,6 +48,7 @@ class Arm:
   layer: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   tokens: float = 2.0  # of each Pattention that is a projection of attention, in widths
   groups: int = 1  # of the tokens of every Pattention, each with a norm of its own
+  by_width: bool = False  # the default initial values, but init.std falls with the width's root
 
 
 _PROJECTIONS = ('mixer__qkv', 'mixer__proj')
@@ -65,6 +66,8 @@ ARMS = {
   'TokenFormer, wide': Arm(1.5, tokens=1.0),
   'Transformer, width of the TokenFormer': Arm(layer=_MATRICES | _MLP),
   'TokenFormer, linear projections, MLP': Arm(layer=_LINEAR | _MLP),
+  'TokenFormer, by width': Arm(by_width=True),
+  'Transformer, by width': Arm(1.5, _TRANSFORMER | _MLP, by_width=True),
   'TokenFormer, gelu_l2_norm': Arm(layer=_GELU_NORM),
   'TokenFormer, 4 groups': Arm(groups=4),
   'Transformer, softmax, τ = 1': Arm(1.5, _TRANSFORMER | _SOFTMAX),
@@ -97,6 +100,7 @@ def config(scale: str, name: str, rate: float = 1.0, init: float = 1.0, seed: in
   changes |= {'model__width': width, 'model__layer__mixer__heads': width // 8}
   changes |= {f'model__layer__{key}': value for key, value in arm.layer.items()}
   std, output = (0.1 * init, init / (8 * width**0.5)) if init else (0.02, 0.0)
+  std *= (768 / width) ** 0.5 if arm.by_width else 1
   changes |= {'model__init__std': std, 'model__init__output_std': output}
   if 'mixer__qkv__kind' not in arm.layer:
     tokens = round(arm.tokens * width)
@@ -128,6 +132,8 @@ def make(
   """Return the runs of an arm at a scale: its tries, and more seeds of the best one."""
   is_core = list(ARMS).index(arm) < CORE
   tries = [*itertools.product(RATES, INITS), *MORE] if is_core else FEW
+  if ARMS[arm].by_width:
+    tries = [(2.0, 0.0), (1.0, 0.0)]
   if scale in FRACTIONS:
     below = list(growth.SCALES)[list(growth.SCALES).index(scale) - 1]
     rate, init, _ = best(rows, below, arm)
@@ -201,7 +207,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
   left.set_yticks([-y for y in range(1, len(ARMS))], list(ARMS)[1:], fontsize=8)
   left.axvline(0, color='0.8', zorder=0)
   left.set(xlabel='bits a byte behind the TokenFormer')
-  left.legend(fontsize=7, loc='upper right')
+  left.legend(fontsize=7, loc='lower right')
   for arm in list(ARMS)[:CORE]:
     by_try = tried(rows, 'tiny', arm).items()
     least = [min(one[0] for (_, i), one in by_try if i == init) for init in INITS]
