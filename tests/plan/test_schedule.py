@@ -72,6 +72,9 @@ def test_a_program_of_known_operations_has_the_costs_of_one_that_is_generated(ke
   program, bundles = kept().restore(laid_out)
   assert costs.read(program, None, V6E, bundles) == read(V6E, BUNDLES)[0]
   assert kept().memory(LAID_OUT) == memory and kept().memory(PRODUCT) is None
+  assert kept().memory(LAID_OUT.replace('jit(f)/', 'jit(g)/')) == memory, (
+    'another line of the source'
+  )
   wider = hlo.parse(LAID_OUT.replace('6144', '6400'))
   assert kept().restore(wider) is None, 'another operation counts as known'
   assert kept('v5e').restore(laid_out) is kept(vmem='1').restore(laid_out) is None

@@ -23,6 +23,11 @@ from tokenformer_jax.plan.operations import FREE
 from tokenformer_jax.plan.schedule import Bundles
 from tokenformer_jax.plan.trip_counts import Visit, visit
 
+# Where an operation comes from in the source, and the tables of files that go with it.
+_SOURCE = re.compile(
+  r'metadata=\{[^}]*\}|^(?:FileNames|FunctionNames|FileLocations|StackFrames)\n(?:\d.*\n)*',
+  re.MULTILINE,
+)
 _MEMORY = {'peak', 'code', 'allocated', 'host'}  # arguments of `program.memory`
 _MOST = 20_000  # operations and programs of a file
 _GENERATED = re.compile(r'"estimated_cycles":"?\d+"?|"iteration_bounds":\[[^\]]*\]')
@@ -68,7 +73,7 @@ class Schedules:
 
   def memory(self, text: str) -> dict[str, float] | None:
     """Return the figures of memory of this very program, if they were kept."""
-    return self._kept.get(_digest(text))
+    return self._kept.get(_digest(_SOURCE.sub('', text)))
 
   def keep(
     self,
@@ -85,7 +90,7 @@ class Schedules:
     visits = list(visit(generated))
     after = {v.instruction.name: v.instruction.attributes for v in visits}
     bundles = share_bundles(generated, visits, bundles)
-    new: dict[str, Any] = {_digest(text): dict(memory)}
+    new: dict[str, Any] = {_digest(_SOURCE.sub('', text)): dict(memory)}
     for v, key in _operations(laid_out):
       name = v.instruction.name
       if name not in after:
