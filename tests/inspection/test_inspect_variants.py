@@ -125,12 +125,12 @@ def test_every_layer_has_its_own_pattentions_in_their_order():
     assert {one.zero_at_zero for one in layer.values()} == {(name != 'local',)}
   paths = [next(iter(layer.values())).layer for layer in layers]
   assert paths == [
-    ('local_0', 0),
-    ('layer_1', 0),
-    ('local_0', 1),
-    ('layer_1', 1),
-    ('local_2', 0),
-    ('bare_3', 0),
+    ('local_0', 0, 0),
+    ('layer_1', 0, 0),
+    ('local_0', 1, 1),
+    ('layer_1', 1, 1),
+    ('local_2', 0, 0),
+    ('bare_3', 0, 0),
   ]
   path = jax.tree_util.keystr(layers[5]['ffn'].values, simple=True, separator='/')
   assert path == 'blocks/bare_3/ffn/values'
@@ -146,8 +146,8 @@ def test_maps_and_sums_are_those_of_each_layer():
   for number, (want, layer) in enumerate(zip(_reference(), pattentions(DEFINITION), strict=True)):
     for kind, tokens in layer.items():
       message = f'not the weights of {kind} in layer {number}'
-      stack, row = tokens.layer
-      got, total = weights[stack][kind][row], totals[stack][kind][row]
+      stack, _, run = tokens.layer
+      got, total = weights[stack][kind][run], totals[stack][kind][run]
       np.testing.assert_allclose(got, want[kind][0], rtol=1e-3, atol=1e-5, err_msg=message)
       summed = np.abs(want[kind]).sum(axis=(0, 1))
       np.testing.assert_allclose(total, summed, rtol=1e-3, atol=1e-4, err_msg=message)
