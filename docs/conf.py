@@ -116,16 +116,31 @@ def mark_examples(
 
 
 def simplify_types(app: sphinx.application.Sphinx, member: Any, bound_method: bool) -> None:
-  """Show `str` for `Annotated[str, …]`, which is for the checks of arguments."""
+  """Show `str` for `Annotated[str, …]`, which is for the checks of arguments.
+
+  Results, and types with names that are imported for checkers alone, are shown as they are written.
+  """
   del app, bound_method
   function = inspect.unwrap(member)
-  if inspect.isfunction(function):
-    annotations = function.__annotations__
-    result = {'return': annotations['return']} if 'return' in annotations else {}
-    holder = types.SimpleNamespace(__annotations__={**annotations, **dict.fromkeys(result, 'None')})
-    plain = {**typing.get_type_hints(holder, function.__globals__), **result}
-    for each in (member, function):
-      each.__annotations__ = plain
+  if not inspect.isfunction(function):
+    return
+  plain = {}
+  for name, annotation in function.__annotations__.items():
+    holder = types.SimpleNamespace(__annotations__={name: annotation})
+    try:
+      plain |= typing.get_type_hints(holder, function.__globals__)
+    except NameError:
+      plain[name] = _as_written(annotation)
+  if 'return' in plain:
+    result = inspect.signature(member).return_annotation
+    plain['return'] = _as_written(result) if isinstance(result, str) else result
+  for each in (member, function):
+    each.__annotations__ = plain
+
+
+def _as_written(text: str) -> type:
+  """Return a type that Sphinx shows as this text, and does not look for."""
+  return type(text, (), {'__module__': 'builtins'})
 
 
 def setup(app: sphinx.application.Sphinx) -> None:
