@@ -135,7 +135,7 @@ def draw_by_bisection(logits_BxV: jax.Array, draws: Draws, position_B: jax.Array
 
 
 def draw_by_rejection(logits_BxV: jax.Array, draws: Draws, position_B: jax.Array) -> jax.Array:
-  """Draw from the tokens that top_p leaves, without a sort: 11 kernels on a GPU instead of 17.
+  """Draw from the tokens that top_p leaves, without a sort: 9 kernels on a GPU instead of 17.
 
   Of eight draws from all tokens this is the first one whose likelier tokens do not reach p. If
   there is none, with a probability of (1 − p)⁸ at most, it is the likeliest token.

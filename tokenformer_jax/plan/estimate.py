@@ -212,12 +212,12 @@ def _plan(
 
 def _compile(step: Program, on: Topology, mesh: Mesh, quick: bool, reader: schedule.Reader) -> Plan:
   first = time.monotonic()
-  laid_out: list[tuple[Plan, str]] = []  # with the program's text
+  laid_out: list[tuple[Plan, str, hlo.Program]] = []  # with the program, as text and parsed
   options = compiler.options(step.config.train.compiler_options, mesh)
   kept = kept_schedules.Schedules(on.chip.name, options)
 
   def plan_of(
-    text: str | hlo.Program, memory: Memory, bundles: Mapping[str, Bundles], has_cycles: bool
+    parsed: hlo.Program, memory: Memory, bundles: Mapping[str, Bundles], has_cycles: bool
   ) -> Plan:
     return Plan(
       config=step.config,
@@ -225,20 +225,21 @@ def _compile(step: Program, on: Topology, mesh: Mesh, quick: bool, reader: sched
       mesh=dict(mesh.shape),
       parameters=step.task.definition.count,
       memory=memory,
-      costs=costs.read(text, mesh, on.chip, bundles, has_cycles=has_cycles),
+      costs=costs.read(parsed, mesh, on.chip, bundles, has_cycles=has_cycles),
       has_cycles=has_cycles,
       compile_seconds=time.monotonic() - first,
     )
 
   def tell(text: str, hbm: int, host: int) -> bool:
     memory = program.memory(step, mesh, on.chip.hbm, hbm, host=host)
-    plan = plan_of(text, memory, {}, has_cycles=False)
-    known = None if quick else kept.restore(hlo.parse(text))
+    parsed = hlo.parse(text)
+    plan = plan_of(parsed, memory, {}, has_cycles=False)
+    known = None if quick else kept.restore(parsed)
     if known:
       figures = kept.memory(text)
       memory = program.memory(step, mesh, on.chip.hbm, **figures) if figures else memory
       plan = plan_of(known[0], memory, known[1], has_cycles=True)
-    laid_out.append((plan, text))
+    laid_out.append((plan, text, parsed))
     since = 'from earlier plans' if known else 'in minutes'
     say(plan.summary if quick else f'{plan.summary}; its schedule is known {since}')
     return not quick and not known
@@ -256,8 +257,8 @@ def _compile(step: Program, on: Topology, mesh: Mesh, quick: bool, reader: sched
   }
   generated = hlo.parse(compiled.as_text() or '')
   if laid_out:
-    text = laid_out[0][1]
-    kept.keep(text, hlo.parse(text), generated, reader.bundles, figures)
+    _, text, parsed = laid_out[0]
+    kept.keep(text, parsed, generated, reader.bundles, figures)
   memory = program.memory(step, mesh, on.chip.hbm, **figures)
   return plan_of(generated, memory, reader.bundles, has_cycles=True)
 
