@@ -102,7 +102,7 @@ def test_no_step_waits_for_requests_of_50_ms(bucket, there):
 def test_errors_lose_and_repeat_no_sample(bucket, there, local, monkeypatch):
   monkeypatch.setattr(retry, 'PAUSES', (0.05,) * 8)
   store = prepare(there)
-  with bucket.failing(one_in=20, statuses=(503, 429, 0), matching='store/') as faults:
+  with bucket.failing(one_in=8, statuses=(503, 429, 0), matching='store/') as faults:
     batches = _batches(store, there, 40)
   assert len(faults.failed) >= 5, 'too few requests failed for the test to say anything'
   np.testing.assert_array_equal(batches, _batches(local, there, 40))
