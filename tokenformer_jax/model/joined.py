@@ -24,6 +24,10 @@ from tokenformer_jax.model.pattention import Pattention, weights_of_rows
 from tokenformer_jax.model.projections import Dense, NoProjection, split_output
 
 
+# Of the smallest product: for 2 to 7 rows XLA fills each product by kernels of its own.
+_LEAST_ROWS = 8
+
+
 class JoinedTokens(nnx.Module):
   """J Pattentions of one input and of equal sizes."""
 
@@ -42,12 +46,14 @@ class JoinedTokens(nnx.Module):
     """Return the outputs [J, B, T, O] of x [B, T, I], or of heads [B, T, H, K]."""
     batch, length, *_ = x.shape
     x_MxI = x.reshape(batch * length, -1)
+    rows = len(x_MxI)
+    x_MxI = jnp.pad(x_MxI, ((0, max(0, _LEAST_ROWS - rows)), (0, 0)))
     parts = []
     for group, keys, values in zip(self.groups, self.keys, self.values, strict=True):
       scores_MxJxN = jnp.einsum('MI,JNI->MJN', x_MxI, keys[...].astype(x.dtype))
       weights_MxJxN = weights_of_rows(scores_MxJxN, group)
       parts.append(jnp.einsum('MJN,JNO->JMO', weights_MxJxN, values[...].astype(x.dtype)))
-    out_JxMxO = functools.reduce(jnp.add, parts)
+    out_JxMxO = functools.reduce(jnp.add, parts)[:, :rows]
     return out_JxMxO.reshape(len(out_JxMxO), batch, length, -1)
 
   def __call__(self, x: jax.Array) -> jax.Array:
