@@ -23,7 +23,6 @@ from tokenformer_jax.model.norm import Norm
 from tokenformer_jax.model.pattention import Pattention, weights_of_rows
 from tokenformer_jax.model.projections import Dense, NoProjection, split_output
 
-
 # Of the smallest product: for 2 to 7 rows XLA fills each product by kernels of its own.
 _LEAST_ROWS = 8
 
