@@ -69,6 +69,11 @@ def test_a_checkpoint_is_read_as_it_was_written(tmp_path):
     np.testing.assert_array_equal(np.asarray(a), np.asarray(b), err_msg='a value changed')
 
 
+def test_a_checkpoint_without_a_loss_is_written_without_a_warning(tmp_path, caplog):
+  save(tmp_path)
+  assert not caplog.records
+
+
 def test_a_checkpoint_says_what_it_is(tmp_path):
   save(tmp_path)
   meta = checkpoint.Checkpoints(tmp_path).meta(2)

@@ -4,6 +4,7 @@ Only this file and the other checkpoint files use Orbax, and `parallel/hosts.py`
 """
 
 import dataclasses
+import logging as std_logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from types import EllipsisType
@@ -13,6 +14,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts  # comes with Orbax
+from absl import logging
 from orbax.checkpoint import checkpoint_managers, future
 
 from tokenformer_jax.runs import checksum
@@ -111,6 +113,7 @@ def make_manager(
   This function does not synchronise processes, so one process can retry by itself. The directory
   must exist. With `metrics` the manager reads the losses, which determine the best checkpoint.
   """
+  logging.get_absl_logger().addFilter(_is_no_missing_loss)  # The same filter is added once.
   policies = checkpoint_managers.AnyPreservationPolicy(
     [
       checkpoint_managers.LatestN(keep),
@@ -135,6 +138,11 @@ def make_manager(
     ),
     handler_registry=_handlers(),
   )
+
+
+def _is_no_missing_loss(record: std_logging.LogRecord) -> bool:
+  """Drop what Orbax warns of each checkpoint between evaluations: that it has no loss."""
+  return record.msg != 'Requested `tracked_metric`; did not provide metrics.'
 
 
 def _handlers() -> ocp.handlers.CheckpointHandlerRegistry:
