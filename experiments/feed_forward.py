@@ -98,6 +98,7 @@ def config(scale: str, name: str, rate: float = 1.0, init: float = 1.0, seed: in
   width = round(base * arm.width)
   changes: dict[str, Any] = {'train__seed': seed, 'optim__learning_rate': RATE * rate}
   changes |= {'model__width': width, 'model__layer__mixer__heads': width // 8}
+  changes['train__eval_batches'] = 8  # of 64 rows: 32 kB
   changes |= {f'model__layer__{key}': value for key, value in arm.layer.items()}
   std, output = (0.1 * init, init / (8 * width**0.5)) if init else (0.02, 0.0)
   std *= (768 / width) ** 0.5 if arm.by_width else 1
@@ -139,7 +140,7 @@ def make(
     rate, init, _ = best(rows, below, arm)
     tries = [(rate * fraction, init) for fraction in FRACTIONS[scale]]
   made = [run(branches, scale, arm, rate, init, seeds[0]) for rate, init in tries]
-  if scale in FRACTIONS:
+  if scale in FRACTIONS and not ARMS[arm].by_width:
     rate, init, _ = best(made, scale, arm)
     made.append(run(branches, scale, arm, rate, INITS[INITS.index(init) - 1], seeds[0]))
   rate, init, _ = best(made, scale, arm)
