@@ -297,10 +297,12 @@ def compute(size: str, arm: str, length: float, share: float = 0.0) -> float:
 
 
 def write_curves(out: Path, path: Path) -> None:
-  """Write the training losses of all runs in a folder as CSV, in bits a byte."""
+  """Write the training losses of the runs in a folder as CSV, in bits a byte, after others."""
+  stored = list(csv.reader(path.read_text().splitlines())) if path.exists() else []
   with path.open('w', newline='') as file:
     writer = csv.writer(file, lineterminator='\n')
     writer.writerow(['run', 'step', 'loss'])
+    writer.writerows(row for row in stored[1:] if not (out / row[0] / 'done.json').exists())
     for done in sorted(out.glob('*/*/**/done.json')):
       curve = json.loads(done.read_text())['curve']
       name = str(done.parent.relative_to(out))
@@ -461,9 +463,10 @@ def main() -> None:
   """Make the runs, and print what they say."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--out', type=Path, help='make the runs that are missing in this folder')
-  parser.add_argument('--csv', type=Path, help='of the runs: read it, or write it with --out')
+  parser.add_argument('--csv', type=Path, help='of the runs: read it, and add those of --out')
   parser.add_argument('--sizes', default=','.join(SIZES), help="by commas; '' makes no run")
   args = parser.parse_args()
+  rows = trials.read(args.csv, Row) if args.csv and args.csv.exists() else []
   if args.out:
     trials.keep_programs(args.out)
     Replicas.source = write_text(args.out)
@@ -474,10 +477,11 @@ def main() -> None:
         except BlockingIOError:  # Another process makes this size.
           continue
         Replicas(Branches(args.out), name, seeds=tuple(range(SIZES[name].seeds))).make()
-  rows = collect(args.out) if args.out else trials.read(args.csv, Row)
-  if args.out and args.csv and rows:
-    trials.write(rows, args.csv)
-    write_curves(args.out, args.csv.with_name(f'{args.csv.stem}_curves.csv'))
+    rows += collect(args.out)
+    rows = list({dataclasses.replace(row, loss=0, step_seconds=0): row for row in rows}.values())
+    if args.csv:
+      trials.write(rows, args.csv)
+      write_curves(args.out, args.csv.with_name(f'{args.csv.stem}_curves.csv'))
   report(Table(rows))
 
 
