@@ -375,7 +375,7 @@ def levels(table: Table, arm: str) -> list[tuple[float, float, float]]:
   for size in table.sizes():
     share = SIZES[size].shares[0]
     values = table.multipliers(size, arm, share, table.best(size, arm, MAIN, share)[1])
-    if len(values) > 1:
+    if len(values) > 2:  # Two seeds do not tell their error.
       logs = np.log(values)
       error = float(logs.std(ddof=1) / len(logs) ** 0.5)
       made.append((math.log10(compute(size, arm, MAIN, share)), float(logs.mean()), error))
