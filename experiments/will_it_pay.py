@@ -300,6 +300,7 @@ TICKS = (1, 2, 5, 10, 20, 60, 200)
 MARKS = (
   ('this', 's', 'here, one seed each'),
   ('2609', '^', '2609.19107'),
+  ('replication', 'v', 'here, its growth replicated'),
   ('marin', 'X', 'marin #7836'),
   ('growlab', 'P', 'growlab'),
 )

@@ -34,7 +34,7 @@ FACTORS, TOKENS, SHARES = (1.5, 4.0), (5.0, 60.0), (0.1, 0.6)
 SHARES_OF_A_FAMILY = (0.1, 0.78)
 _USUAL = 20.0  # tokens a parameter
 _SAME = 0.01  # relative; a value beyond a range by less is inside of it
-_BY = 'a law of 756 runs of up to 0.5 million parameters (docs/growth.md)'
+_BY = 'a law of 756 runs of up to 0.5 million parameters; the largest saved least (docs/growth.md)'
 IMAGES = 'the law is about text, and this is a model of images'
 _OVERTRAINED = 'the more tokens before the growth, the less those after it do'
 # Kinds of growth that were not measured at equal loss, or close less of the gap.
