@@ -274,7 +274,7 @@ def main() -> None:
       else:
         rows += make_family(maker, part)
     if args.csv:
-      trials.write(list(dict.fromkeys(rows)), args.csv)
+      trials.write(trials.latest(rows), args.csv)
   for runs in growth.runs_by_scale(rows):
     if all(runs.best(shape, MAIN)[1] for shape in FAMILY):
       report_families(runs)

@@ -235,7 +235,7 @@ def main() -> None:
     branches, seeds = Branches(args.out), [int(seed) for seed in args.seeds.split(',')]
     for scale, arm in itertools.product(args.scales.split(','), args.arms.split(';')):
       rows += make(branches, rows, scale, arm, seeds)
-    rows = list({dataclasses.replace(row, loss=0, step_seconds=0): row for row in rows}.values())
+    rows = trials.latest(rows)
     if args.csv:
       trials.write(rows, args.csv)
   report(rows)

@@ -484,7 +484,7 @@ def main() -> None:
           if (maker.name, shape) not in stored:
             rows += maker.scratch(shape, maker.scale.lengths)
         rows += maker.grown(arm, points)
-    rows = list(dict.fromkeys(rows))
+    rows = trials.latest(rows)
     if args.csv:
       trials.write(rows, args.csv)
   report(runs_by_scale(rows))

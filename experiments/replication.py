@@ -482,8 +482,7 @@ def main() -> None:
         except BlockingIOError:  # Another process makes this size.
           continue
         Replicas(Branches(args.out), name, seeds=tuple(range(SIZES[name].seeds))).make()
-    rows += collect(args.out)
-    rows = list({dataclasses.replace(row, loss=0, step_seconds=0): row for row in rows}.values())
+    rows = trials.latest([*rows, *collect(args.out)])
     if args.csv:
       trials.write(rows, args.csv)
       write_curves(args.out, args.csv.with_name(f'{args.csv.stem}_curves.csv'))

@@ -54,6 +54,11 @@ def read(path: Path, kind: Any) -> list[Any]:
     return [kind(**{k: types[k](v) for k, v in line.items()}) for line in csv.DictReader(file)]
 
 
+def latest(rows: Iterable[Any]) -> list[Any]:
+  """Return the last record of each run: of those that differ in loss and time alone."""
+  return list({dataclasses.replace(row, loss=0, step_seconds=0): row for row in rows}.values())
+
+
 def parser(description: str, parts: Sequence[str]) -> argparse.ArgumentParser:
   """Return the parser of an experiment's command line, with the flags that all have."""
   made = argparse.ArgumentParser(description=description)

@@ -19,7 +19,7 @@ def experiment():
     outside = trials.read(will_it_pay.HERE / 'outside_runs.csv', will_it_pay.Outside)
   for name in NAMES:
     del sys.modules[name]
-  assert len(rows) >= 756, 'the growths that the law was fitted to are not all there'
+  assert sum(row.arm not in growth.RECIPES for row in rows) == 756, 'the law names their number'
   return will_it_pay, list(will_it_pay.points(growth.runs_by_scale(rows))), outside
 
 
