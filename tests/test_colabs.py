@@ -23,11 +23,11 @@ SMALLER = {  # text of a notebook, and what runs in its place
   ],
   'grow': [
     (
-      'steps=2000, log_every=500, eval_every=200, eval_batches=64',
+      'steps=1000, log_every=250, eval_every=100, eval_batches=64',
       'steps=5, log_every=5, eval_every=5, eval_batches=2',
     ),
-    ('medium.train(3000)', 'medium.train(10)'),
-    ('.train(4000)', '.train(15)'),
+    ('medium.train(1500)', 'medium.train(10)'),
+    ('.train(2000)', '.train(15)'),
     ("decayed') for run in stable]", "decayed') for run in stable[-1:]]"),
     ('warmup_steps=50', 'warmup_steps=1'),
   ],
