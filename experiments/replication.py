@@ -117,8 +117,12 @@ def token_flops(name: str, shape: str) -> float:
 
 
 Curve = tuple[np.ndarray, np.ndarray]  # FLOPs and losses
-ARMS = {'whole copies, c1 c2 c1 c2': 'stacked_copies', 'exact copies, c1 c1 c2 c2': 'copies'}
-WHOLE, EXACT = ARMS
+ARMS = {
+  'whole copies, c1 c2 c1 c2': 'stacked_copies',
+  'exact copies, c1 c1 c2 c2': 'copies',
+  'whole copies, c1 c1 c2 c2': 'whole_copies',
+}
+WHOLE, EXACT, _ = ARMS
 
 
 class Replicas(Maker):
