@@ -202,7 +202,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     if y and (each := behind(rows, scale, arm)):
       spread = statistics.stdev(each) if len(each) > 1 else 0.0
       style = {'fmt': 'osD'[number], 'color': f'C{number}', 'capsize': 3, 'ms': 5}
-      label = f'{scale}: {growth.SCALES[scale].parameters:,} parameters' if y == 1 else None
+      named = f'{scale}: {growth.SCALES[scale].parameters:,} parameters'
+      label = named if arm == 'Transformer' else None
       at = [-y - 0.2 * number]
       left.errorbar([statistics.mean(each)], at, xerr=[spread], label=label, **style)
   left.set_yticks([-y for y in range(1, len(ARMS))], list(ARMS)[1:], fontsize=8)
