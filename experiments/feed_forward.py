@@ -208,8 +208,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
       left.errorbar([statistics.mean(each)], at, xerr=[spread], label=label, **style)
   left.set_yticks([-y for y in range(1, len(ARMS))], list(ARMS)[1:], fontsize=8)
   left.axvline(0, color='0.8', zorder=0)
-  left.set(xlabel='bits a byte behind the TokenFormer')
-  left.legend(fontsize=7, loc='upper right')
+  left.set(xlabel='bits a byte behind the TokenFormer', xlim=(None, 0.25))
+  left.legend(fontsize=7, loc='lower right')
   for arm in list(ARMS)[:CORE]:
     by_try = tried(rows, 'tiny', arm).items()
     least = [min(one[0] for (_, i), one in by_try if i == init) for init in INITS]
