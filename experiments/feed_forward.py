@@ -209,6 +209,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
   left.set_yticks([-y for y in range(1, len(ARMS))], list(ARMS)[1:], fontsize=8)
   left.axvline(0, color='0.8', zorder=0)
   left.set(xlabel='bits a byte behind the TokenFormer', xlim=(None, 0.25))
+  left.set_xticks([-0.1, 0, 0.1, 0.2])
   left.legend(fontsize=7, loc='lower right')
   for arm in list(ARMS)[:CORE]:
     by_try = tried(rows, 'tiny', arm).items()
