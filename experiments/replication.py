@@ -118,11 +118,12 @@ def token_flops(name: str, shape: str) -> float:
 
 Curve = tuple[np.ndarray, np.ndarray]  # FLOPs and losses
 ARMS = {
-  'whole copies, c1 c2 c1 c2': 'stacked_copies',
+  'whole copies, c1 c2 c1 c2': 'whole_stacked_copies',
+  'exact copies, c1 c2 c1 c2': 'stacked_copies',
   'exact copies, c1 c1 c2 c2': 'copies',
   'whole copies, c1 c1 c2 c2': 'whole_copies',
 }
-WHOLE, EXACT, _ = ARMS
+WHOLE = next(iter(ARMS))
 
 
 class Replicas(Maker):

@@ -51,7 +51,9 @@ from tokenformer_jax.steps.last_growth import last_growth
 
 SLOW = pytest.mark.slow  # because of what is compiled
 PLAIN, DUPLICATE = (growth(one, place='between') for one in ('group', 'duplicate'))
-BEHIND, COPIES, WHOLE = (GrowConfig(place=place) for place in ('behind', 'copies', 'whole_copies'))
+BEHIND, COPIES, STACKED, WHOLE = (
+  GrowConfig(place=place) for place in ('behind', 'copies', 'stacked_copies', 'whole_copies')
+)
 SOURCE = tiny_model()
 TARGET = tiny_model(layers=4)
 KINDS = two_kinds()  # (local layer)*2 local
@@ -78,6 +80,8 @@ def _with_wiring(model, wiring, **changes):
     ('layer*2', 'layer*4', 'between', [1, 0, 2, 0]),
     ('layer*2', 'layer*4', 'behind', [1, 2, 0, 0]),
     ('layer*3', 'layer*4', 'copies', [1, 2, 3, 0]),
+    ('layer*2', 'layer*4', 'stacked_copies', [1, 2, 0, 0]),
+    ('local*2 layer', 'local*4 layer', 'stacked_copies', [1, 2, 0, 0, 3]),
     ('layer*2', 'layer*7', 'between', [1, 0, 0, 2, 0, 0, 0]),
     ('(local layer)*2', '(local layer)*4', 'between', [1, 2, 0, 0, 3, 4, 0, 0]),
     ('(local layer)*2', '(local layer)*3', 'behind', [1, 2, 3, 4, 0, 0]),
@@ -161,13 +165,14 @@ def _assert_exact(source, target, config=PLAIN, *, within=0.0, compute=logits, g
       PLAIN,
     ),
     (tiny_model(**DENSE), tiny_model(**DENSE, layers=4), COPIES),
+    (KINDS, MORE_KINDS, STACKED),
   ],
 )
 def test_new_layers_change_no_logit(source, target, config):
   _assert_exact(source, target, config, compute=_one_by_one)
 
 
-@pytest.mark.parametrize('config', [PLAIN, COPIES])
+@pytest.mark.parametrize('config', [PLAIN, COPIES, STACKED])
 def test_new_layers_change_no_bit_of_compiled_logits(config):
   _assert_exact(SOURCE, TARGET, config, grown=_grown(config.place)['params'])
 
@@ -238,12 +243,17 @@ def test_whole_copies_are_not_exact_and_compute_what_their_layers_compute():
   assert difference(logits(TARGET, grown), logits(SOURCE, params_of(SOURCE))) > 1e-3
 
 
-def test_stacked_copies_repeat_the_layers_in_their_order_and_have_no_moments():
-  assert 'once more' in inexact(SOURCE, TARGET, GrowConfig(place='stacked_copies'))
-  params, grown = paths(params_of(SOURCE)), _grown('stacked_copies')
+@pytest.mark.parametrize('place', ['stacked_copies', 'whole_stacked_copies'])
+def test_stacked_copies_repeat_the_layers_in_their_order_and_have_no_moments(place):
+  is_whole = place == 'whole_stacked_copies'
+  assert ('once more' in inexact(SOURCE, TARGET, GrowConfig(place=place))) == is_whole
+  params, grown = paths(params_of(SOURCE)), _grown(place)
   for path, array in paths(grown['params']).items():
     if path.startswith('blocks'):
-      np.testing.assert_array_equal(array, params[path][[0, 1, 0, 1]], err_msg=path)
+      want = params[path][[0, 1, 0, 1]]
+      if not is_whole and path in ('blocks/attention/proj/values', 'blocks/ffn/values'):
+        want[2:] = 0
+      np.testing.assert_array_equal(array, want, err_msg=path)
   for path, array in paths(adam(grown).nu).items():
     if path.startswith('blocks'):
       assert not array[2:].any(), path
@@ -346,23 +356,26 @@ def test_the_optimizer_is_told_of_new_layers():
 
 
 @SLOW
-def test_all_new_arrays_learn_and_frozen_layers_do_not():
-  target = dataclasses.replace(grown_model(SOURCE, {'ffn': 64}, COPIES), pattern='layer*4')
-  grown = grow(state_of(SOURCE), SOURCE, target, COPIES)
+@pytest.mark.parametrize(
+  ('how', 'were', 'new'), [(COPIES, [0, 2], [1, 3]), (STACKED, [0, 1], [2, 3])]
+)
+def test_all_new_arrays_learn_and_frozen_layers_do_not(how, were, new):
+  target = dataclasses.replace(grown_model(SOURCE, {'ffn': 64}, how), pattern='layer*4')
+  grown = grow(state_of(SOURCE), SOURCE, target, how)
   before = paths(jax.tree.map(np.array, grown['params']))
   moments = paths(jax.tree.map(np.array, adam(grown).mu))
-  after = trained(grown, target, 20, _born(target, COPIES), old_tokens='freeze')
+  after = trained(grown, target, 20, _born(target, how), old_tokens='freeze')
   for path, array in paths(after['params']).items():
     if not path.startswith('blocks'):
       continue
     changed = array != before[path]
-    assert changed[[1, 3]].any(axis=-1).all(), f'a row of {path} in a new layer is dead'
-    old = changed[[0, 2]]
+    assert changed[new].any(axis=-1).all(), f'a row of {path} in a new layer is dead'
+    old = changed[were]
     if path.startswith('blocks/ffn'):
       assert old[:, 48:].any(axis=-1).all(), f'a new token of {path} is dead'
       old = old[:, :48]
     assert not old.any(), f'old layers of {path} move'
-  first, last = (one['blocks/ffn/keys'][[0, 2], :48] for one in (moments, paths(adam(after).mu)))
+  first, last = (one['blocks/ffn/keys'][were, :48] for one in (moments, paths(adam(after).mu)))
   np.testing.assert_array_equal(last, first, err_msg='moments of frozen layers')
 
 
@@ -385,6 +398,7 @@ def test_all_new_arrays_learn_and_frozen_layers_do_not():
       COPIES,
       marks=SLOW,
     ),
+    (SOURCE, TARGET, STACKED),
   ],
 )
 def test_removing_gives_back_the_old_model(source, target, how):

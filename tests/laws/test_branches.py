@@ -30,7 +30,7 @@ def test_its_states_are_those_of_train_before_and_after_a_growth(experiments, tm
   small = growth.config('tiny', '2x1', train__steps=32, **changes)
   _, points = runs.train('small', small, ends=[32])
   loop.train(small, tmp_path / 'small')
-  changes |= {'train__steps': 64, 'grow__place': 'stacked_copies'}
+  changes |= {'train__steps': 64, 'grow__place': 'whole_stacked_copies'}
   _, grown = runs.train('large', growth.config('tiny', '4x1', **changes), points[32], ends=[64])
   large = growth.config('tiny', '4x1', **changes, init_from=str(tmp_path / 'small'))
   state = loop.train(large, tmp_path / 'large')

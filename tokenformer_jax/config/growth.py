@@ -27,7 +27,9 @@ NewValues = Literal['zero', 'init']
 NewScore = Literal[
   '', 'l2_norm_gelu', 'gelu_l2_norm', 'gelu_l1_norm', 'softmax', 'exp_l2_norm', 'gelu', 'linear'
 ]
-Place = Literal['copies', 'between', 'behind', 'whole_copies', 'stacked_copies']
+Place = Literal[
+  'copies', 'stacked_copies', 'between', 'behind', 'whole_copies', 'whole_stacked_copies'
+]
 Moments = Literal['pad', 'drop']
 StepNumber = Literal['keep', 'restart']
 
@@ -168,9 +170,9 @@ class GrowConfig:
   seed: Int = key(0, 'seed of the random draws of growth', least=0)
   place: Place = key(
     'copies',
-    'of new layers: between the old ones as copies of the layer before that add nothing yet, or '
-    'drawn between the old ones or behind them; whole_copies add what the layer before adds, and '
-    'stacked_copies repeat all layers in their order behind them, which is not exact',
+    'of new layers: copies that add nothing yet, of the layer before, or stacked, of all old '
+    'layers in their order behind them; drawn between the old ones or behind them; whole copies '
+    'add what their layers add, which is not exact',
   )
 
 

@@ -22,6 +22,7 @@ from tokenformer_jax.config.projections import (
 from tokenformer_jax.errors import UserError
 
 T = TypeVar('T')
+STACKED = ('stacked_copies', 'whole_stacked_copies')  # places of new layers behind the old ones
 
 
 def shallow(source: ModelConfig, target: ModelConfig) -> ModelConfig:
@@ -88,7 +89,7 @@ def old_layers(source: ModelConfig, target: ModelConfig, place: str) -> tuple[in
 def _match(old: Sequence[T], new: Sequence[T], place: str) -> list[int] | None:
   """Return the index of each old item among the new ones, in order, or None if one is missing.
 
-  If several indices fit, take the first one with `behind` and `stacked_copies`, and otherwise the
+  If several indices fit, take the first one with `behind` and stacked copies, and otherwise the
   nearest to the index that spreads the items evenly.
   """
   latest, at = [0] * len(old), len(new)
@@ -100,7 +101,7 @@ def _match(old: Sequence[T], new: Sequence[T], place: str) -> list[int] | None:
   numbers: list[int] = []
   for i, item in enumerate(old):
     first = numbers[-1] + 1 if numbers else 0
-    best = first if place in ('behind', 'stacked_copies') else i * len(new) // len(old)
+    best = first if place in ('behind', *STACKED) else i * len(new) // len(old)
     possible = (j for j in range(first, latest[i] + 1) if new[j] == item)
     numbers.append(min(possible, key=lambda j: abs(j - best)))
   return numbers

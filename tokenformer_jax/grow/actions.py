@@ -86,8 +86,8 @@ def grow(
     param_tokens: New counts: qkv=N,proj=N,ffn=N; NAME.ffn=N for one kind of layer.
     layers: The total number of layers after growth.
     pattern: The new pattern of layers, such as 'local*10 full'.
-    place: Of new layers: between the old ones as copies that add nothing yet, or drawn between
-      them or behind them; whole_copies and stacked_copies are not exact.
+    place: Of new layers: copies of the layer before that add nothing yet; stacked_copies of all old
+      layers, in their order behind them; drawn between or behind them. Whole copies are not exact.
     width: For a Transformer: the new width.
     heads: For a Transformer: the new number of heads.
     ffn_width: For a Transformer: the new feed-forward width; method=neurons adds zero at first.

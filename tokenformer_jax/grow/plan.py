@@ -161,11 +161,11 @@ def check(source: ModelConfig, target: ModelConfig, grow: GrowConfig) -> Steps:
 def _check_keys(grow: GrowConfig, changes: set[str]) -> None:
   """Check that the keys of a growth with these changes go together."""
   method, resizes = grow.method, 'more_tokens' in changes or 'wider' in changes
-  if method.copies and grow.place == 'copies' and resizes and 'deeper' in changes:
+  if method.copies and grow.place in layers.EXACT_COPIES and resizes and 'deeper' in changes:
     raise UserError(
-      f'{method.kind} makes copies that differ only in what they add, which place=copies sets to '
-      'zero in new layers, so that they would stay equal for ever; use place=between or behind, or '
-      'train the grown model before you add the layers'
+      f'{method.kind} makes copies that differ only in what they add, which place={grow.place} '
+      'sets to zero in new layers, so that they would stay equal for ever; use place=between or '
+      'behind, or train the grown model before you add the layers'
     )
   if method.noise and not (method.copies or method.new_keys == 'copies'):
     raise UserError(f'noise={method.noise} is for copies; use new_keys=copies, or leave it out')
@@ -219,10 +219,11 @@ def check_method(model: ModelConfig, method: str) -> None:
 def check_no_duplicated_layers(steps: Steps, lineage: Lineage, step: int) -> None:
   """Check that copies of layers do not hold tokens or units that would stay equal for ever.
 
-  Copies of tokens differ only in what they add until they are trained, and `place=copies` sets that
-  to zero in the new layers. `lineage` and `step` are those of the source.
+  Copies of tokens differ only in what they add until they are trained, and exact copies of layers
+  have zero there. `lineage` and `step` are those of the source.
   """
-  if not any(isinstance(one, layers.AddLayers) and one.place == 'copies' for one in steps):
+  places = {one.place for one in steps if isinstance(one, layers.AddLayers)}
+  if not places.intersection(layers.EXACT_COPIES):
     return
   for ancestor in reversed(lineage):
     if ancestor.first_step != step:
@@ -232,7 +233,7 @@ def check_no_duplicated_layers(steps: Steps, lineage: Lineage, step: int) -> Non
     if copies and not grow.method.noise:
       raise UserError(
         f'the growth of {ancestor.source} made copies that differ only in what they add, which '
-        'place=copies sets to zero in new layers, so that they could stay equal for ever; train '
+        'copies of layers have as zero, so that they could stay equal for ever; train '
         'the model before you add layers, or use place=between or behind'
       )
 

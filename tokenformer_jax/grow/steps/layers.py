@@ -35,8 +35,8 @@ from tokenformer_jax.grow.steps.step import Arrays, Keys, Selection, Step
 from tokenformer_jax.model import models, trunk
 from tokenformer_jax.model.params import Params, Path, lookup
 
-_WHOLE = ('whole_copies', 'stacked_copies')
-_COPYING = ('copies', *_WHOLE)
+EXACT_COPIES = ('copies', 'stacked_copies')
+_WHOLE = ('whole_copies', 'whole_stacked_copies')
 
 
 def wanted(model: ModelConfig, layers: int | None, pattern: str | None) -> ModelConfig:
@@ -75,9 +75,9 @@ def _copied(source: ModelConfig, target: ModelConfig, place: str) -> list[int | 
   old = matching.old_layers(source, target, place)
   names = pattern_lib.names(target.repeats)
   copied: list[int | None] = [None] * len(old)
-  if place not in _COPYING:
+  if place not in (*EXACT_COPIES, *_WHOLE):
     return copied
-  if place == 'stacked_copies':
+  if place in matching.STACKED:
     return _stacked(names, old)
   last: dict[str, int] = {}
   for name, layer in reversed(list(zip(names, old, strict=True))):
@@ -256,7 +256,7 @@ class AddLayers(Step):
       return (info.first or info.initializer)(key, shape, like.dtype)
 
     new = self._stacks.take(path, old, fresh)
-    if self.place != 'copies':
+    if self.place not in EXACT_COPIES:
       return new
     if is_zero:
       return self._with_new(path, new, info.zero)
@@ -282,7 +282,7 @@ class AddLayers(Step):
   def moment(self, path: Path, old: Arrays, order: int) -> jax.Array:
     """Return a moment of the parameter at `path`: zero in new layers, except in whole copies.
 
-    Those of stacked copies are zero as well, as in Chen et al. 2026 (arXiv 2609.19107).
+    Those of whole stacked copies are zero as well, as in Chen et al. 2026 (arXiv 2609.19107).
     """
     del order
     like = self.like(path)
