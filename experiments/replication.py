@@ -374,16 +374,32 @@ def _percent(values: Iterable[float]) -> str:
   return f'{trials.spread([100 * x for x in values], 0)} %'
 
 
+def deviations(table: Table) -> dict[str, float]:
+  """Return the deviation of the log of a multiplier between seeds, of all growths of a size.
+
+  A size with fewer than three seeds has that of the size before it.
+  """
+  made, known = {}, math.nan
+  for size in table.sizes():
+    share = SIZES[size].shares[0]
+    each = [
+      table.multipliers(size, arm, share, table.best(size, arm, MAIN, share)[1]) for arm in ARMS
+    ]
+    if logs := [np.log(values) for values in each if len(values) > 2]:
+      known = float(np.mean([one.var(ddof=1) for one in logs])) ** 0.5
+    made[size] = known
+  return made
+
+
 def levels(table: Table, arm: str) -> list[tuple[float, float, float]]:
   """Return log10 of the FLOPs, the log of the multiplier and its error, for each size."""
   made = []
-  for size in table.sizes():
+  for size, deviation in deviations(table).items():
     share = SIZES[size].shares[0]
-    values = table.multipliers(size, arm, share, table.best(size, arm, MAIN, share)[1])
-    if len(values) > 2:  # Two seeds do not tell their error.
-      logs = np.log(values)
-      error = float(logs.std(ddof=1) / len(logs) ** 0.5)
-      made.append((math.log10(compute(size, arm, MAIN, share)), float(logs.mean()), error))
+    if values := table.multipliers(size, arm, share, table.best(size, arm, MAIN, share)[1]):
+      error = deviation / len(values) ** 0.5
+      cost = math.log10(compute(size, arm, MAIN, share))
+      made.append((cost, float(np.log(values).mean()), error))
   return made
 
 
