@@ -97,6 +97,7 @@ RECIPES = {  # of others, and the default beside them
   'one layer': Arm(('1x2', LARGE), {'place': 'whole_copies'}),
   'default, then the head untied': Arm((SMALL, LARGE, f'{LARGE}h'), parts=(0.75, 1.0)),
   'default, its head untied throughout': Arm((f'{SMALL}h', f'{LARGE}h')),
+  'default, its layers behind in their order': Arm(grow={'place': 'stacked_copies'}),
   'tied layers': Arm(('4x2^', LARGE)),
   'gradual stacking': Arm(('1x2', '2x2', '3x2', LARGE), {'place': 'whole_copies'}),
   'tokens alone': Arm(('4x1', LARGE)),
