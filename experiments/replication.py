@@ -330,8 +330,9 @@ def report(table: Table) -> None:
   for size in table.sizes():
     for share, arm in itertools.product(SIZES[size].shares, ARMS):
       by_rate = table.of(size).by_rate(arm, MAIN, share)
+      most = max(map(len, by_rate.values()), default=0)
       for rate, losses in by_rate.items():
-        if len(losses) > 1:
+        if len(losses) == most:
           figures = _figures(table, size, arm, share, rate, losses)
           rows.append([f'{size}, {arm}', f'{share:g}', _of_one_seed(by_rate), *figures])
   trials.table(rows)
