@@ -83,10 +83,10 @@ class Size:
 
 SIZES = {
   '0.13M': Size(32, 43, 2e-3, shares=SHARES),
-  '0.26M': Size(64, 43, 1.4e-3, shares=SHARES),
-  '0.5M': Size(64, 85, 1e-3),
-  '1M': Size(96, 114, 7e-4, (1.0, 0.5), 3),
-  '2M': Size(128, 171, 5e-4, (1.0,), 1),
+  '0.26M': Size(64, 43, 1.4e-3, (1.0, 2.0, 0.5, 0.25), shares=SHARES),
+  '0.5M': Size(64, 85, 1e-3, (1.0, 2.0, 0.5, 0.25)),
+  '1M': Size(96, 114, 7e-4, (0.5, 0.25), 3),
+  '2M': Size(128, 171, 5e-4, (0.5,), 1),
 }
 
 
@@ -270,9 +270,9 @@ class Table:
     return [equal_length(*self.envelope(size, seed), losses[seed]) / spent for seed in sorted(both)]
 
   def step_seconds(self, size: str, arms: Sequence[str]) -> float:
-    """Return the least seconds of the processor for a step of some arms; 0 if unknown."""
+    """Return the median seconds of the processor for a step of some arms; 0 if unknown."""
     times = [row.step_seconds for row in self.rows if row.scale == size and row.arm in arms]
-    return min(times, default=0.0)
+    return statistics.median(times) if times else 0.0
 
   def curve(self, arm: str, length: float, share: float) -> Curve:
     """Return the FLOPs and mean losses of an arm at all sizes."""
@@ -375,27 +375,34 @@ def _percent(values: Iterable[float]) -> str:
   return f'{trials.spread([100 * x for x in values], 0)} %'
 
 
-def deviations(table: Table) -> dict[str, float]:
+def deviations(table: Table, *, pooled: bool = False) -> dict[str, float]:
   """Return the deviation of the log of a multiplier between seeds, of all growths of a size.
 
-  A size with fewer than three seeds has that of the size before it.
+  A size with fewer than three seeds has that of the size before it. `pooled`: one for all sizes.
   """
-  made, known = {}, math.nan
+  made, known, all_logs = {}, math.nan, []
   for size in table.sizes():
     share = SIZES[size].shares[0]
     each = [
       table.multipliers(size, arm, share, table.best(size, arm, MAIN, share)[1]) for arm in ARMS
     ]
     if logs := [np.log(values) for values in each if len(values) > 2]:
-      known = float(np.mean([one.var(ddof=1) for one in logs])) ** 0.5
+      known = _deviation(logs)
+      all_logs += logs
     made[size] = known
-  return made
+  return dict.fromkeys(made, _deviation(all_logs)) if pooled else made
 
 
-def levels(table: Table, arm: str) -> list[tuple[float, float, float]]:
+def _deviation(samples: Sequence[np.ndarray]) -> float:
+  """Return the deviation within samples, of which each has a mean of its own."""
+  squares = sum(float(one.var()) * len(one) for one in samples)
+  return (squares / sum(len(one) - 1 for one in samples)) ** 0.5
+
+
+def levels(table: Table, arm: str, *, pooled: bool = False) -> list[tuple[float, float, float]]:
   """Return log10 of the FLOPs, the log of the multiplier and its error, for each size."""
   made = []
-  for size, deviation in deviations(table).items():
+  for size, deviation in deviations(table, pooled=pooled).items():
     share = SIZES[size].shares[0]
     if values := table.multipliers(size, arm, share, table.best(size, arm, MAIN, share)[1]):
       error = deviation / len(values) ** 0.5
@@ -444,16 +451,20 @@ def by_fit(plain: Curve, grown: Curve, *, shared: bool) -> str:
 
 def _report_fits(table: Table) -> None:
   """Print the multipliers over the sizes, and those of fits with one E and with an E for each."""
-  rows = [['growth', 'multiplier', 'slope of its log a decade', 'one E', 'an E for each']]
+  head = ['multiplier', 'slope of its log a decade', 'with one deviation for all sizes', 'slope']
+  rows = [['growth', *head, 'one E', 'an E for each']]
   for arm in ARMS:
-    if points := levels(table, arm):
-      mean, error, slope, slope_error = line(points)
-      several = len(points) > 1
-      shown = [f'{math.exp(mean):.3f} ± {math.exp(mean) * error:.3f}']
-      shown.append(f'{slope:.3f} ± {slope_error:.3f}' if several else '–')
+    if levels(table, arm):
+      shown = [*_shown(levels(table, arm)), *_shown(levels(table, arm, pooled=True))]
       curves = table.curve(END, MAIN, 0.0), table.curve(arm, MAIN, SHARES[0])
       rows.append([arm, *shown, *(by_fit(*curves, shared=shared) for shared in (True, False))])
   trials.table(rows)
+
+
+def _shown(points: Sequence[tuple[float, float, float]]) -> list[str]:
+  mean, error, slope, slope_error = line(points)
+  level = f'{math.exp(mean):.3f} ± {math.exp(mean) * error:.3f}'
+  return [level, f'{slope:.3f} ± {slope_error:.3f}' if len(points) > 1 else '–']
 
 
 def _report_predictions(table: Table) -> None:
