@@ -35,7 +35,7 @@ import math
 import statistics
 import sysconfig
 import tokenize
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -399,10 +399,15 @@ def _deviation(samples: Sequence[np.ndarray]) -> float:
   return (squares / sum(len(one) - 1 for one in samples)) ** 0.5
 
 
-def levels(table: Table, arm: str, *, pooled: bool = False) -> list[tuple[float, float, float]]:
-  """Return log10 of the FLOPs, the log of the multiplier and its error, for each size."""
+def levels(
+  table: Table, arm: str, by_size: Mapping[str, float]
+) -> list[tuple[float, float, float]]:
+  """Return log10 of the FLOPs, the log of the multiplier and its error, for each size.
+
+  `by_size` has the deviations of the logs between seeds.
+  """
   made = []
-  for size, deviation in deviations(table, pooled=pooled).items():
+  for size, deviation in by_size.items():
     share = SIZES[size].shares[0]
     if values := table.multipliers(size, arm, share, table.best(size, arm, MAIN, share)[1]):
       error = deviation / len(values) ** 0.5
@@ -453,9 +458,11 @@ def _report_fits(table: Table) -> None:
   """Print the multipliers over the sizes, and those of fits with one E and with an E for each."""
   head = ['multiplier', 'slope of its log a decade', 'with one deviation for all sizes', 'slope']
   rows = [['growth', *head, 'one E', 'an E for each']]
+  spreads = deviations(table), deviations(table, pooled=True)
   for arm in ARMS:
-    if levels(table, arm):
-      shown = [*_shown(levels(table, arm)), *_shown(levels(table, arm, pooled=True))]
+    own, pooled = (levels(table, arm, by_size) for by_size in spreads)
+    if own:
+      shown = [*_shown(own), *_shown(pooled)]
       curves = table.curve(END, MAIN, 0.0), table.curve(arm, MAIN, SHARES[0])
       rows.append([arm, *shown, *(by_fit(*curves, shared=shared) for shared in (True, False))])
   trials.table(rows)
